@@ -112,10 +112,11 @@ def find_second_mechanisms(home: str) -> Iterator[str]:
 
 
 def list_record_classes(trees: dict[str, ast.Module]) -> set[str]:
-    """List the names of the dataclasses and Structs of the modules, and of the classes that inherit from them."""
+    """List the names of the dataclasses, Structs and NamedTuples of the modules, and of the classes that inherit from
+    them."""
     classes = [node for tree in trees.values() for node in get_classes(tree)]
     records = {node.name for node in classes if "dataclass" in map(get_last_name, node.decorator_list)}
-    found = records | {"Struct"}
+    found = records | {"Struct", "NamedTuple"}
     while found != records:
         records = found
         found = records | {node.name for node in classes if records & set(map(get_last_name, node.bases))}
@@ -268,14 +269,14 @@ def test_a_record_of_many_positional_arguments_is_found() -> None:
     trees = {
         "records.py": ast.parse(
             "class Base(msgspec.Struct, frozen=True): ...\nclass Child(Base): ...\n"
-            "@dataclass(slots=True)\nclass Data: ...\nclass Service: ..."
+            "@dataclass(slots=True)\nclass Data: ...\nclass Pair(NamedTuple): ...\nclass Service: ..."
         ),
         "users.py": ast.parse(
             "Child(1, 2, 3, 4, 5)\nrecords.Data(1, 2, 3, 4, *rest)\n"
-            "Base(1, 2, 3, 4, e=5)\nService(1, 2, 3, 4, 5)\nprint(1, 2, 3, 4, 5)"
+            "Base(1, 2, 3, 4, e=5)\nPair(1, 2, 3, 4, 5)\nService(1, 2, 3, 4, 5)\nprint(1, 2, 3, 4, 5)"
         ),
     }
-    assert sorted(find_positional_records(trees)) == ["users.py:Child", "users.py:Data"]
+    assert sorted(find_positional_records(trees)) == ["users.py:Child", "users.py:Data", "users.py:Pair"]
 
 
 def test_a_write_to_the_state_of_another_module_is_found() -> None:

@@ -32,7 +32,9 @@ ADVICE = {
     "relative docstrings": "start a docstring with a verb or a noun",
     "participle names": "name a function by a verb with an object",
     "class names that stand twice": "one name, one meaning in the whole package",
+    "function names that stand twice": "one name, one meaning in the whole package",
 }
+ENTRY_POINTS = {"main"}  # of each program
 
 
 def load_shape() -> ModuleType:
@@ -65,7 +67,8 @@ def list_exceptions() -> dict[str, list[str]]:
     return {
         "relative docstrings": sorted(find_relative()),
         "participle names": sorted(find_participles()),
-        "class names that stand twice": find_repeated_classes(),
+        "class names that stand twice": find_repeated_names(ast.ClassDef),
+        "function names that stand twice": find_repeated_names(ast.FunctionDef, ast.AsyncFunctionDef),
     }
 
 
@@ -84,13 +87,13 @@ def find_participles() -> Iterator[str]:
                 yield f"{module.name}:{node.name}"
 
 
-def find_repeated_classes() -> list[str]:
-    """List the names of public classes that more than one module of the package defines."""
+def find_repeated_names(*kinds: type[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]) -> list[str]:
+    """List the public names of one kind of definition that stand in more than one module of the package."""
     names = Counter(
-        node.name
+        name
         for module in load_modules()
-        for node in module.tree.body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        for name in {node.name for node in module.tree.body if isinstance(node, kinds)}
+        if not name.startswith("_") and name not in ENTRY_POINTS
     )
     return sorted(name for name, count in names.items() if count > 1)
 

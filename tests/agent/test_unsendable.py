@@ -14,7 +14,7 @@ from retinue.core.events import ToolResult
 from retinue.core.messages import Call, Reply, Request, ToolTurn
 from retinue.core.sendable import DEEPEST, find_problem, repair_reply
 from retinue.core.usage import Usage
-from retinue.models.providers import parse_response
+from retinue.models.providers import parse_model_response
 from tests.supervisor.tree.kit import bodies, call, main
 
 HALF = "\ud83d"
@@ -96,7 +96,7 @@ async def test_every_text_that_enters_a_run_can_be_sent() -> None:
 def test_arguments_that_a_provider_sends_as_text_are_checked_the_same_way() -> None:
     sent = ["[" * 100_000, '{"a": NaN}', '{"a": "\\ud83d"}', '{"a": ' + "[" * 500 + "]" * 500 + "}"]
     parts = [ToolCallPart("speak", text, f"c{number}") for number, text in enumerate(sent)]
-    reply = repair_reply(parse_response(ModelResponse(parts=parts)))
+    reply = repair_reply(parse_model_response(ModelResponse(parts=parts)))
     assert all(call.problem for call in reply.calls)
     assert not any(find_problem(call.args) for call in reply.calls)
     assert max(len(msgspec.json.encode(call)) for call in reply.calls) < 110_000

@@ -14,7 +14,7 @@ import pytest
 
 import retinue
 from retinue import Profile
-from retinue.build.logs import open_reader, take_over_state
+from retinue.build.logs import open_log_reader, take_over_state
 from retinue.surfaces.cli.gc import remove_old_trees
 from retinue.testing import scripted
 from tests.surfaces.cli.shell import Project, environment, one_line_error, read_until
@@ -154,13 +154,13 @@ async def test_gc_keeps_what_can_go_on(tmp_path: Path) -> None:
         old = await r.run(profile, "go")
         await (await r.continue_run(old, "more", profiles=[profile])).result()
     later = time.time() + 3600
-    report = await remove_old_trees(open_reader(state), state / "runs", before=later, dry_run=True)
+    report = await remove_old_trees(open_log_reader(state), state, before=later, dry_run=True)
     assert len(report.removed) == 2 and report.interrupted == []
     db = apsw.Connection(str(state / "logs/0001.db"))
     db.execute("DELETE FROM batches WHERE id = (SELECT max(id) FROM batches)")  # the second tree never got its ending
     db.close()
     await take_over_state(state)  # makes the index again from what is left
-    report = await remove_old_trees(open_reader(state), state / "runs", before=later)
+    report = await remove_old_trees(open_log_reader(state), state, before=later)
     assert len(report.interrupted) == 1 and report.removed == []
-    report = await remove_old_trees(open_reader(state), state / "runs", before=later, interrupted=True)
+    report = await remove_old_trees(open_log_reader(state), state, before=later, interrupted=True)
     assert len(report.removed) == 2

@@ -13,7 +13,7 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, ConfigError, Context, Limits, Profile, Retinue, tool
-from retinue.build.logs import open_reader
+from retinue.build.logs import open_log_reader
 from retinue.core.control import RunHandle
 from retinue.core.events import (
     ApprovalAsked,
@@ -226,7 +226,7 @@ async def test_time_in_which_no_process_had_it_is_no_time_of_the_run(tmp_path: P
         run = await r.resume(before[0].tree, profiles=[crash.profile])
         await clock.advance(5)
         await until(run, RunResumed)
-        found = await load_listing(open_reader(tmp_path / ".retinue"), run.tree)
+        found = await load_listing(open_log_reader(tmp_path / ".retinue"), run.tree)
         assert (found.live, found.seconds_of(found.runs.runs[0], clock.wall())) == (True, 45)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from retinue.build.logs import open_reader
+from retinue.build.logs import open_log_reader
 from retinue.core.events import Event, RunEnded, RunSpawned, ToolCall, ToolResult, TurnEnded
 from retinue.log.runs import Runs
 from tests.surfaces.cli.shell import Project
@@ -57,7 +57,7 @@ def agents(folder: Path, *, delay: float = 0.0) -> dict[str, Any]:
 
 def events(project: Project) -> list[Event]:
     """All of the one tree there is, whatever happened to its process."""
-    log = open_reader(project.folder / ".retinue")
+    log = open_log_reader(project.folder / ".retinue")
     found = asyncio.run(log.list_trees())
     assert len(found) == 1, "there should be one tree"
     return asyncio.run(log.read(found[0].tree))

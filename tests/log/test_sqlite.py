@@ -235,7 +235,7 @@ async def test_a_tree_s_events_stay_together_where_many_come_at_once(
             while tree == "t2" and log.commits < 1:  # written while this thread appends
                 pause.wait(0.001)
     await log.close()
-    with sqlite_reader.open_file(log.path) as db:
+    with sqlite_reader.open_log_file(log.path) as db:
         places = db.execute("SELECT tree, seq FROM places ORDER BY tree, seq").fetchall()
     assert places == [("t1", 1), ("t2", 1), ("t3", 1)]
 
@@ -271,7 +271,7 @@ async def leave_tail(folder: Path, *batches: list[Event]) -> Path:
 
 def read_index(file: Path) -> tuple[list[tuple[object, ...]], ...]:
     """Return what an index tells, in the file itself."""
-    with sqlite_reader.open_file(file) as db:
+    with sqlite_reader.open_log_file(file) as db:
         queries = (
             "SELECT indexed FROM writer",
             "SELECT tree, seq, batch FROM places ORDER BY 1, 2",
@@ -392,7 +392,7 @@ async def test_a_page_of_a_tree_with_a_damaged_row_is_read_without_the_row(tmp_p
     db = apsw.Connection(str(file))
     db.execute("UPDATE trees SET last_seq = 77 WHERE tree = 't1'")
     db.close()
-    with sqlite_reader.open_file(file) as db:
+    with sqlite_reader.open_log_file(file) as db:
         assert [stored.seq for stored in islice(schema.read_tree(db, "t1", after=0), 2)] == [1, 2]
         with pytest.raises(LogDamaged):
             list(schema.read_tree(db, "t1", after=2))
@@ -441,7 +441,7 @@ async def test_a_tail_costs_no_look_at_the_rest_of_the_log(tmp_path: Path) -> No
             lambda db: list(schema.read_runs(db, ["tree007"])),
             lambda db: list(schema.find_runs(db, "label 123")),
         ):
-            with sqlite_reader.open_file(log.path) as db:
+            with sqlite_reader.open_log_file(log.path) as db:
                 schema.begin_reading(db)
                 steps = [0]
                 db.set_progress_handler(lambda steps=steps: steps.append(0) or False, 10)

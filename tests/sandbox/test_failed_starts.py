@@ -115,7 +115,7 @@ async def test_an_outputs_folder_that_vanishes_at_the_start_leaves_no_process(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(test_hostile, "NoProtection", Removing)
-    script = test_hostile.CALLED + "say(Accepted(call.id), Result(call.id, 'fine', True)); rest()"
+    script = test_hostile.CALLED + "say(Accepted(call.id), ResultFrame(call.id, 'fine', True)); rest()"
     replies: list[Any] = [call("shell", command="true"), {"text": "over"}]
     events, builder = await test_hostile.play(script, replies=replies)
     assert [body.text for body in bodies(events, ToolResult)] == ["fine"]

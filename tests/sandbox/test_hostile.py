@@ -32,7 +32,7 @@ import os, sys, time
 from retinue.protocol.tool_server import *
 reader = make_frame_reader("host")
 heard = []
-say = lambda *frames: os.write(1, b"".join(map(encode_frame, frames)))
+say = lambda *frames: os.write(1, b"".join(map(encode_tool_frame, frames)))
 def hear(kind):
     while not any(isinstance(frame, kind) for frame in heard):
         heard.extend(reader.feed(os.read(0, 65536) or sys.exit()))  # nobody is there any more
@@ -42,7 +42,7 @@ def hear(kind):
 rest = lambda: os.read(0, 1 << 20) and os.read(0, 1 << 20)
 """
 HELLO = START + "say(Hello(VERSION)); hear(Start)\n"
-CALLED = HELLO + "call = hear(Call)\n"
+CALLED = HELLO + "call = hear(CallFrame)\n"
 TRIES = {
     "garbage": (START + "os.write(1, b'GET / HTTP/1.1' * 9); rest()", "larger than"),
     "not json": (START + "os.write(1, (9).to_bytes(4, 'big') + b'[1, 0, x]'); rest()", "a frame that cannot be read"),
@@ -54,13 +54,13 @@ TRIES = {
         CALLED + "b = b'[\"cancel\", 1, \"stop\"]'; os.write(1, len(b).to_bytes(4, 'big') + b); rest()",
         "cannot be read",
     ),
-    "a result nobody asked for": (CALLED + "say(Result(call.id + 1, 'x')); rest()", "a call that nobody made"),
-    "two results": (CALLED + "say(Result(call.id, 'x'), Result(call.id, 'y')); rest()", "a call that nobody made"),
-    "a result before the call": (START + "say(Hello(VERSION), Result(1, 'x')); rest()", "a call that nobody made"),
+    "a result nobody asked for": (CALLED + "say(ResultFrame(call.id + 1, 'x')); rest()", "a call that nobody made"),
+    "two results": (CALLED + "say(ResultFrame(call.id, 'x'), ResultFrame(call.id, 'y')); rest()", "a call that nobody made"),
+    "a result before the call": (START + "say(Hello(VERSION), ResultFrame(1, 'x')); rest()", "a call that nobody made"),
     "a preview that nobody asked for": (CALLED + "say(Previewed(call.id, 'x')); rest()", "of a call that runs"),
-    "a file of somebody else": (CALLED + "say(Result(call.id, 'x', True, '/etc/passwd')); rest()", "not its own"),
-    "a file above": (CALLED + "say(Result(call.id, 'x', True, '..')); rest()", "not its own"),
-    "a result that is too long": (CALLED + "say(Result(call.id, 'x' * 200_000)); rest()", "too long"),
+    "a file of somebody else": (CALLED + "say(ResultFrame(call.id, 'x', True, '/etc/passwd')); rest()", "not its own"),
+    "a file above": (CALLED + "say(ResultFrame(call.id, 'x', True, '..')); rest()", "not its own"),
+    "a result that is too long": (CALLED + "say(ResultFrame(call.id, 'x' * 200_000)); rest()", "too long"),
     "a call accepted twice": (CALLED + "say(Accepted(call.id), Accepted(call.id)); rest()", "accepted out of turn"),
     "a call accepted that nobody made": (CALLED + "say(Accepted(call.id + 1)); rest()", "a call that nobody made"),
     "output of a call that it did not accept": (CALLED + "say(Output(call.id, 'x')); rest()", "output of no call"),
@@ -160,7 +160,9 @@ async def test_a_call_that_no_tool_server_accepts_fails_its_run_after_three_star
 
 
 async def test_all_calls_in_flight_are_lost_and_the_repeatable_ones_run_once_more() -> None:
-    dies = HELLO + "calls = [hear(Call) for _ in range(3)]; say(*(Accepted(call.id) for call in calls)); sys.exit(3)"
+    dies = (
+        HELLO + "calls = [hear(CallFrame) for _ in range(3)]; say(*(Accepted(call.id) for call in calls)); sys.exit(3)"
+    )
     calls = [{"name": "write", "args": {"path": "a", "content": "x"}}, {"name": "glob", "args": {"pattern": "*"}}]
     both = {"tools": [*calls, {"name": "shell", "args": {"command": "echo x"}}]}
     events, builder = await play(dies, SERVES, replies=[both, {"text": "x"}])
@@ -279,7 +281,7 @@ async def test_a_diff_in_the_runs_own_workspace_is_labelled_as_the_sandboxs() ->
 
 async def test_what_is_said_in_a_file_that_is_a_link_has_no_file(tmp_path: Path) -> None:
     script = CALLED.replace("hear(Start)", "start = hear(Start)") + (
-        "os.symlink('/etc/passwd', start.outputs + '/mine')\nsay(Result(call.id, 'x', True, 'mine')); rest()"
+        "os.symlink('/etc/passwd', start.outputs + '/mine')\nsay(ResultFrame(call.id, 'x', True, 'mine')); rest()"
     )
     events, _ = await play(script, replies=[ECHO, {"text": "x"}], state=tmp_path / ".retinue")
     [result] = bodies(events, ToolResult)
@@ -289,7 +291,8 @@ async def test_what_is_said_in_a_file_that_is_a_link_has_no_file(tmp_path: Path)
 @pytest.mark.requirement("P8")
 async def test_what_a_tool_server_says_on_stderr_never_holds_it_up(tmp_path: Path) -> None:
     script = (
-        CALLED + "sys.stderr.write('x' * 3_000_000); sys.stderr.flush(); say(Result(call.id, 'said it all')); rest()"
+        CALLED
+        + "sys.stderr.write('x' * 3_000_000); sys.stderr.flush(); say(ResultFrame(call.id, 'said it all')); rest()"
     )
     events, _ = await play(script, replies=[ECHO, {"text": "x"}], state=tmp_path / ".retinue")
     assert bodies(events, ToolResult)[0].text == "said it all"

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from retinue.agent.local_tools import SandboxedTool, offer_tools_to_programs
-from retinue.agent.rounds import format_rules, make_round_tools
+from retinue.agent.rounds import format_round_rules, make_round_tools
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Warned
@@ -23,7 +23,7 @@ from retinue.core.limits import Limits
 from retinue.core.messages import Model, get_model_name
 from retinue.core.network import FULL, Hosts, intersect_hosts, parse_hosts
 from retinue.core.plans import HostTool, Plan, RoundsPlan, Runtime
-from retinue.core.ports import Tool, ToolServers
+from retinue.core.ports import ServerTools, Tool
 from retinue.core.profiles import Profile, RuntimeName, Task, Team, make_team
 from retinue.core.results import FINAL_ANSWER
 from retinue.core.rounds import PACKET_FILE, TASKS_FILE, check_rounds
@@ -98,6 +98,7 @@ class ProfilePlanner:
     - `teams`, `members`: the settings that decide which agents a child is made of. `members` are the `subagent_agents`
       of a primary whose profile has none.
     - `find_evaluator`: returns the profile that judges rounds, if no active profile does.
+    - `explain_missing`: returns why a tool of the `servers` is unavailable, or "".
     - `has_rounds`: True if no model may spawn the evaluator.
     - `has_subagents`: False if no run gets a tool to spawn with."""
 
@@ -110,7 +111,8 @@ class ProfilePlanner:
     network: Hosts | None
     dialer: Dialer
     find_evaluator: Callable[[], Profile]
-    servers: ToolServers | None
+    servers: ServerTools | None
+    explain_missing: Callable[[str], str] | None
     teams: TeamSettings
     members: Sequence[Member]
     has_subagents: bool
@@ -199,7 +201,7 @@ class ProfilePlanner:
         specs = tuple(tool.spec for tool in tools.values())
         if secrets.has_secrets() and model is not None and not isinstance(model, RedactingModel):
             model = RedactingModel(model)
-        rules = TEAM_RULES if is_member else "" if rounds is None else format_rules(rounds.rounds)
+        rules = TEAM_RULES if is_member else "" if rounds is None else format_round_rules(rounds.rounds)
         words = (profile.instructions, self.skills(profile), rules, *notes, *(ours for ours, _ in lacks))
         system = "\n\n".join(part for part in words if part)
         warnings = [*fallback, *(Warned(note, code="lacks_tools") for note in (*notes, *(why for _, why in lacks)))]
@@ -223,7 +225,7 @@ class ProfilePlanner:
             parse=None if output is None else output.parse,
             network=network,
             notes=tuple(warnings),
-            explain_missing=None if self.servers is None else self.servers.explain_missing,
+            explain_missing=self.explain_missing,
             is_member=is_member,
             members=profile.subagent_agents or (self.members if parent is None and profile.has_model else ()),
             primary_model=(None if model is None else (model, model_name)) if parent is None else parent.primary_model,

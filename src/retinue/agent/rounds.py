@@ -167,7 +167,7 @@ def make_round_tools(plan: RoundsPlan) -> dict[str, Tool]:
     return {name: CoordinationTool(ROUND_SPECS[name], each) for name, each in work.items()}
 
 
-def format_rules(rounds: Rounds) -> str:
+def format_round_rules(rounds: Rounds) -> str:
     """Return the instructions of a run about its rounds."""
     return RULES.format(count=rounds.answers, criteria=rounds.format_criteria())
 

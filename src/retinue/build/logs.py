@@ -1,4 +1,5 @@
-"""Factories of logs: in memory or durable, observed by telemetry, with a failpoint for crash tests.
+"""Factories of logs: in memory or durable, observed by telemetry, with a failpoint for crash tests. Also the commands
+for what a state folder stores.
 
 Only this module chooses the backend of a log, so a setting for another backend is read here and nowhere else. Commands
 that only read import this module, so it imports little at the top.
@@ -39,7 +40,7 @@ def open_log(state: Path | None) -> Log:
     return SqliteLog(state / LOG_FOLDER)
 
 
-def open_reader(state: Path) -> LogReader:
+def open_log_reader(state: Path) -> LogReader:
     """Open the log of a state folder for reading. The folder need not exist.
 
     Raises ConfigError if the folder does not belong to the user."""
@@ -54,7 +55,7 @@ def open_stored_control(state: Path) -> Control:
     them. It starts and steers nothing."""
     from retinue.supervisor.stored_control import StoredControl
 
-    return StoredControl(open_reader(state), str(state), project=str(state.parent))
+    return StoredControl(open_log_reader(state), str(state), project=str(state.parent))
 
 
 async def take_over_state(state: Path) -> None:
@@ -62,12 +63,22 @@ async def take_over_state(state: Path) -> None:
 
     Raises LogError if the log is unreadable or another process is writing it."""
     adopt_state_folder(state)
-    await open_reader(state).adopt_events()
+    await open_log_reader(state).adopt_events()
+
+
+def remove_workspaces(state: Path, tree: str, *, dry_run: bool) -> int:
+    """Remove the folder of a tree, with the workspaces of its runs. Return the number of bytes that are free again, or
+    would be with `dry_run`. Raises RetinueError if a part of the folder remains."""
+    from retinue.workspaces.run_folders import remove_tree_folder
+
+    return remove_tree_folder(state, tree, dry_run=dry_run)
 
 
 def has_log(state: Path) -> bool:
-    """Return True if the state folder has a log, perhaps an empty one."""
-    return (state / LOG_FOLDER).is_dir()
+    """Return True if the log of a state folder was created, perhaps without events."""
+    from retinue.log.sqlite_reader import SqliteReader
+
+    return SqliteReader(state / LOG_FOLDER).is_created
 
 
 def describe_log_library() -> str:

@@ -113,7 +113,7 @@ def probe_runtime(parts: Parts, runtime: RuntimeName, *, proxied: bool = False) 
     return () if started is None else started.sandbox
 
 
-def run_as_user(argv: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
+def run_as_ordinary_user(argv: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
     """Run a command of root as an ordinary user. Raises OSError or SubprocessError."""
     from retinue.sandbox.escapes import run_as_user
 
@@ -137,7 +137,7 @@ def find_exposed_paths(programs: Sequence[str], folder: Path, environ: Mapping[s
     return find_needed_paths(programs, folder, environ)
 
 
-def build_image() -> str:
+def build_sandbox_image() -> str:
     """Build the default image of runtime `container` and describe it. Raises ConfigError."""
     from retinue.sandbox.container import find_engine
     from retinue.sandbox.container_image import build_image

@@ -12,15 +12,16 @@ from retinue.core.caller import Caller
 from retinue.core.control import Control
 from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
-from retinue.core.ports import Collector, ToolServers
-from retinue.core.servers import McpServer
+from retinue.core.ports import Collector
+from retinue.core.servers import McpServer, ServerReport
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 
 if TYPE_CHECKING:
     from retinue.control.reporting import Reporting
+    from retinue.tools.mcp.servers import McpServers
 
 
-def parse_servers(values: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, ...]:
+def parse_mcp_servers(values: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, ...]:
     """Return the MCP servers that a program configures with the keys of retinue.yaml. Raises ConfigError."""
     from retinue.config import servers as settings
 
@@ -29,7 +30,7 @@ def parse_servers(values: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, .
 
 def make_tool_servers(
     servers: Sequence[McpServer], project: Path, state: Path | None, collector: Collector | None = None
-) -> ToolServers | None:
+) -> McpServers | None:
     """Return the connections to the servers, not started yet, or None if there are no servers.
 
     The MCP library is imported only if there are servers."""
@@ -43,6 +44,18 @@ def make_tool_servers(
         folder=None if state is None else state / "mcp",
         collector=collector,
     )
+
+
+async def inspect_servers(servers: Sequence[McpServer], project: Path) -> Sequence[ServerReport]:
+    """Connect to each server, list its tools and disconnect. Return a report on each."""
+    connections = make_tool_servers(servers, project, None)
+    if connections is None:
+        return []
+    try:
+        await connections.ready(None)
+        return connections.reports()
+    finally:
+        await connections.close()
 
 
 def make_reporting(*, collects: bool, serves: bool, strict: bool, limits: Limits, caller: Caller) -> Reporting | None:

@@ -26,7 +26,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.limits import WORKSPACE_MIB, Timeouts
 from retinue.core.messages import Model, RunRef
 from retinue.core.network import Hosts, parse_hosts
-from retinue.core.ports import AttachedApprover, Log, Policy, RuleBook, ToolServers
+from retinue.core.ports import AttachedApprover, Log, Policy, RuleBook
 from retinue.core.profiles import RUNTIMES, Profile
 from retinue.core.rules import MODES, parse_rule
 from retinue.files.reserved import find_git_programs
@@ -45,6 +45,7 @@ from retinue.workspaces.run_folders import StateFolder
 if TYPE_CHECKING:
     from retinue.agent.replay import Replay
     from retinue.core.records import ReplayableTree, RunRecord
+    from retinue.tools.mcp.servers import McpServers
 
 
 def make_supervisor(parts: Parts, agents: RemoteAgents | None = None) -> Supervisor:
@@ -201,7 +202,7 @@ def _make_planner(
     runtimes: Runtimes,
     default_model: Model | str | None,
     network: Hosts | None,
-    servers: ToolServers | None = None,
+    servers: McpServers | None = None,
 ) -> ProfilePlanner:
     return ProfilePlanner(
         parts.profiles,
@@ -212,6 +213,7 @@ def _make_planner(
         network=network,
         dialer=parts.dialer or SystemDialer(),
         servers=servers,
+        explain_missing=None if servers is None else servers.explain_missing,
         teams=parts.teams,
         members=parts.subagent_agents,
         has_subagents=parts.enable_subagents,

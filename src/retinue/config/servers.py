@@ -187,7 +187,7 @@ def _check_tool(name: str) -> str:
 TOOL_NAMES = list_of(text_for(_check_tool, TOOL_PATTERN), what="a list of tools")
 
 
-def check_tools(tools: Node | None, servers: tuple[McpServer, ...]) -> None:
+def check_tool_servers(tools: Node | None, servers: tuple[McpServer, ...]) -> None:
     """Check that the tools of a profile name only servers that exist."""
     names = [server.name for server in servers]
     for entry in () if tools is None else tools.items():

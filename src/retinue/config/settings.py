@@ -121,7 +121,7 @@ from retinue.config.schema import (
     text_for,
     trust_for,
 )
-from retinue.config.servers import NEW_SERVERS, SERVERS, TOOL_NAMES, check_tools
+from retinue.config.servers import NEW_SERVERS, SERVERS, TOOL_NAMES, check_tool_servers
 from retinue.config.yaml import parse_yaml
 from retinue.core.limits import (
     DEFAULT_DEPTH,
@@ -443,7 +443,7 @@ def parse_settings(text: str, path: Path) -> Settings:
     _check_members(settings, node)
     _check_fallback(settings, node)
     for profile in settings.profiles.values():
-        check_tools(node.get("profiles", profile.name, "tools"), settings.mcp_servers)
+        check_tool_servers(node.get("profiles", profile.name, "tools"), settings.mcp_servers)
     return settings
 
 

@@ -34,7 +34,7 @@ from retinue.http.client import ClientConnection, IncompleteResponse, NoResponse
 from retinue.log.forwarding_log import ForwardingLog
 from retinue.protocol import inherited_limits
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Sender, encode_ending
-from retinue.remote.collector import Collector, Downward, RunAdopter, generate_run_id
+from retinue.remote.collector import Downward, LoopbackCollector, RunAdopter, generate_run_id
 
 AGAIN_SECONDS = 5.0
 FAILED = "cannot report to the collector: {why}"
@@ -377,11 +377,11 @@ class Reporting:
     def __init__(self, address: str | None, *, serves: bool, strict: bool, limits: Limits, caller: Caller) -> None:
         self._down = Downward(limits, caller)
         self.publisher = Publisher(address, strict=strict) if address else None
-        self.collector: Collector | Relay
+        self.collector: LoopbackCollector | Relay
         if address or serves:
             self.collector = Relay(self._down, address, self.publisher)
         else:
-            self.collector = Collector(self._down)
+            self.collector = LoopbackCollector(self._down)
 
     def hook_log(self, log: Log) -> Log:
         """Return the log, wrapped to report its events if there is a collector to report to."""

@@ -2,7 +2,6 @@
 
 A port has two implementations, or is the role of one consumer with at most three methods. The supervisor and a replay
 implement `Link`. Through its roles, and through `RunningTeam`, tools and the loop reach packages above them.
-`ToolServers` has one implementation. It keeps the MCP library out of processes that use no MCP server.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
 from retinue.core.round_state import RoundState
 from retinue.core.rules import Verdict
-from retinue.core.servers import ServerReport
 from retinue.core.teams import TeamState
 from retinue.core.usage import NO_USAGE, Usage
 
@@ -724,15 +722,19 @@ class Collector(Protocol):
         """End the runs that a server reported, after the server has ended, and close its address."""
 
 
-class ToolServers(Protocol):
-    """The MCP servers and their tools. `version` grows whenever these change."""
-
-    @property
-    def version(self) -> int: ...
+class ServerStarter(Protocol):
+    """The MCP servers, as the supervisor sees them. It prepares them before it spawns a run."""
 
     async def ready(self, profile: Profile | str | None, say: Callable[[str], object] | None = None) -> None:
         """Wait until every server with tools for a run of `profile` (None: any run) is connected or has failed. Tell
         `say` which servers are awaited, and any oddities of their tools."""
+
+
+class ServerTools(Protocol):
+    """The tools of the MCP servers, as the planner sees them. `version` grows whenever they change."""
+
+    @property
+    def version(self) -> int: ...
 
     def find(self, entry: str | None) -> Mapping[str, ServerTool]:
         """Return the tools that an entry of a profile means, by name: `mcp__SERVER`, `mcp__SERVER__TOOL`; None means
@@ -741,14 +743,6 @@ class ToolServers(Protocol):
     def lacks(self, entries: Sequence[Any] | None) -> Sequence[tuple[str, str]]:
         """Return the missing entries, each as two messages: one in our own words for the model, and one for a
         person."""
-
-    def explain_missing(self, tool: str) -> str:
-        """Return why a tool is missing, if it belongs to an unavailable server; else ''."""
-
-    def reports(self) -> Sequence[ServerReport]:
-        """Return a report on each server that was tried."""
-
-    async def close(self) -> None: ...
 
 
 class ServerTool(Protocol):

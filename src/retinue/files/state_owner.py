@@ -24,7 +24,7 @@ from retinue.files.private import make_private_folder
 from retinue.files.user_key import has_signature, sign_data
 
 OWNER_FILE = "owner.json"
-LOG_FOLDER = "logs"
+LOG_FOLDER = "logs"  # of a log in files, whose owner is checked here too; build/logs.py gives it to the log
 APPLY_FOLDER = "applying"
 STATE_FOLDERS = (LOG_FOLDER, "runs", "control", "outbox", APPLY_FOLDER, "mcp")
 PURPOSE = "state folder"

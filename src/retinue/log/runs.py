@@ -245,6 +245,7 @@ class RunView(Struct, eq=False, gc=False):
                 return
             about, shown = describe_call(call.name, call.args), call.display_name or shown
         line = summarize_result(result.name, result.text, result.success)
+        # Positional: keywords take 0.05 % of the instructions of a run (`bench counts`), which has none to spare.
         self.tool_logs.append(ToolLog(result.name, shown, about, line, result.success, result.duration_ms))
 
     def _take_call(self, call_id: str) -> ToolCall | None:
@@ -579,6 +580,7 @@ class Runs(Struct, eq=False, gc=False):
 
     def spawn(self, event: Event, body: RunSpawned) -> RunView:
         """Add a new run with its first event."""
+        # Positional: keywords take 0.03 % of the instructions of a run (`bench counts`), which has none to spare.
         return self._add(RunView(event.run, event.path, event.agent, event.at, body, last_seq=event.seq))
 
     def _add(self, run: RunView) -> RunView:

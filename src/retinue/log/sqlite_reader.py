@@ -79,6 +79,10 @@ class SqliteReader:
     def cure(self) -> str:
         return f"move it out of {self.folder}; the other logs are read all the same"
 
+    @property
+    def is_created(self) -> bool:
+        return self.folder.is_dir()
+
     async def read_kind(
         self, kind: str, on_problem: OnProblem = ignore_problem, *, since: float = 0.0
     ) -> AsyncIterator[Event]:
@@ -232,7 +236,7 @@ class SqliteReader:
         ends = time.monotonic() + HEALTH_SECONDS
         for file in files:
             try:
-                with open_file(file) as db:
+                with open_log_file(file) as db:
                     schema.begin_reading(db)
                     trees += schema.count_trees(db, reported=True)
                     left += _check_file(db, ends)
@@ -304,7 +308,7 @@ def _read_tree(file: Path, tree: str, *, after: int, limit: int | None) -> list[
 
 
 @contextmanager
-def open_file(file: Path) -> Iterator[apsw.Connection]:
+def open_log_file(file: Path) -> Iterator[apsw.Connection]:
     """Open a log file for reading. SQLite errors in the block become LogErrors."""
     db = _connect(file)
     try:
@@ -332,7 +336,7 @@ def query_file(
     read. Damaged batches that are not indexed yet are reported too.
     """
     try:
-        with open_file(file) as db:
+        with open_log_file(file) as db:
             damaged = schema.begin_reading(db, trees)
             found = query(db)
     except LogDamaged as error:
@@ -388,7 +392,7 @@ def _describe_tree(row: TreeRow, holder: locks.Holder) -> StoredTree:
 
 def _list_batches(file: Path, since: float) -> Sequence[int]:
     """List the batches of a file; with `since`, only those of trees with events since then."""
-    with open_file(file) as db:
+    with open_log_file(file) as db:
         last = schema.find_last_batch(db)
         if since:
             with suppress(apsw.CorruptError, LogDamaged):
@@ -401,7 +405,7 @@ def _read_matching(file: Path, wanted: bytes, batches: Sequence[int], problems: 
     """Return the events in these batches whose line contains the bytes `wanted`. Batches deleted meanwhile are
     skipped."""
     events: list[Event] = []
-    with open_file(file) as db:
+    with open_log_file(file) as db:
         for row in batches:
             try:
                 lines = schema.load_batch(db, row) if schema.has_batch(db, row) else b""

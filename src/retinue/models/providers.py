@@ -164,7 +164,7 @@ class ProviderModel:
         if response.state == PAUSED:
             text = f"{self._host} paused {MOST_PAUSES} times in one reply"
             raise ModelError(text, usage=convert_usage(response.usage))
-        reply = parse_response(response)
+        reply = parse_model_response(response)
         usage = _complete_usage(reply.usage, response, request)
         return reply if usage == reply.usage else msgspec.structs.replace(reply, usage=usage, estimated=True)
 
@@ -583,7 +583,7 @@ def join_texts(parts: Sequence[ModelResponsePart]) -> str:
     return text
 
 
-def parse_response(response: ModelResponse) -> Reply:
+def parse_model_response(response: ModelResponse) -> Reply:
     """Return a complete response as our `Reply`. A call that is cut or invalid carries its `problem` and cannot
     run."""
     text = join_texts(response.parts)

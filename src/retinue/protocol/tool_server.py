@@ -44,7 +44,7 @@ class Previewed(Frame, frozen=True, gc=False, tag="previewed"):
 
 
 class Accepted(Frame, frozen=True, gc=False, tag="accepted"):
-    """The tool server has read `Call` and runs it now. A call without this frame has had no effect."""
+    """The tool server has read `CallFrame` and runs it now. A call without this frame has had no effect."""
 
     id: int
 
@@ -57,8 +57,8 @@ class Output(Frame, frozen=True, gc=False, tag="output"):
     is_cut: bool = False
 
 
-class Result(Frame, frozen=True, gc=False, tag="result"):
-    """The answer to `Call`. `file` names a file in the run's outputs folder with the whole text."""
+class ResultFrame(Frame, frozen=True, gc=False, tag="result"):
+    """The answer to `CallFrame`. `file` names a file in the run's outputs folder with the whole text."""
 
     id: int
     text: str
@@ -109,7 +109,7 @@ class Preview(Frame, frozen=True, gc=False, tag="preview"):
     args: dict[str, Any]
 
 
-class Call(Frame, frozen=True, gc=False, tag="call"):
+class CallFrame(Frame, frozen=True, gc=False, tag="call"):
     """A request to run a call of `tool`. `name` is the name for texts and files."""
 
     id: int
@@ -135,15 +135,15 @@ class ToolReturned(Frame, frozen=True, gc=False, tag="tool_returned"):
     note: str = ""
 
 
-FromServer = Hello | Previewed | Accepted | Output | Result | CallTool
-FromHost = Start | Preview | Call | Cancel | ToolReturned
+FromServer = Hello | Previewed | Accepted | Output | ResultFrame | CallTool
+FromHost = Start | Preview | CallFrame | Cancel | ToolReturned
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "server": msgspec.json.Decoder(FromServer),
     "host": msgspec.json.Decoder(FromHost),
 }
 
 
-def encode_frame(frame: Frame) -> bytes:
+def encode_tool_frame(frame: Frame) -> bytes:
     """Return the bytes of a frame. Raises ProtocolError for a frame that is too large."""
     data = frames.encode_frame(frame)
     if len(data) - frames.HEAD > FRAME_BYTES:

@@ -205,8 +205,8 @@ class _ServerRuns:
         raise Undelivered("a question of a run in an MCP server cannot be answered from here")
 
 
-class Collector(Listener):
-    """The implementation of the `Collector` port. The socket opens before the first server starts, and `close` closes
+class LoopbackCollector(Listener):
+    """The Collector at an address of this machine. The socket opens before the first server starts, and `close` closes
     it. `build` creates the collector in the supervisor's event loop."""
 
     def __init__(self, down: Downward) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from retinue.files.content import read_available
 from retinue.protocol.frames import ProtocolError
-from retinue.protocol.tool_server import Frame, encode_frame, make_frame_reader
+from retinue.protocol.tool_server import Frame, encode_tool_frame, make_frame_reader
 
 CHUNK = 256 * 1024
 UNSENT_BYTES = 64 * 1024 * 1024
@@ -55,7 +55,7 @@ class FrameChannel:
         """Send a frame, in order. Drops the frame if the channel is closed."""
         if self.closed:
             return
-        self._unsent += encode_frame(frame)
+        self._unsent += encode_tool_frame(frame)
         if len(self._unsent) > UNSENT_BYTES:
             self._end(None)
         elif self._sent.is_set():

@@ -129,7 +129,7 @@ class ToolServer:
                 self.start, self.folders = frame, SandboxFolders(frame)
                 self._tools = {name: make_sandboxed_tool(name, frame.program_tools) for name in frame.tools}
                 self._started.set()
-            case frames.Preview() | frames.Call():
+            case frames.Preview() | frames.CallFrame():
                 task = self._owner.start(self._answer(frame))
                 self._tasks[frame.id] = task
                 task.add_done_callback(lambda _: self._tasks.pop(frame.id, None))
@@ -148,7 +148,7 @@ class ToolServer:
         elif frame.id in self._tasks:
             self._tasks[frame.id].cancel()
 
-    async def _answer(self, frame: frames.Preview | frames.Call) -> None:
+    async def _answer(self, frame: frames.Preview | frames.CallFrame) -> None:
         call = Call(str(frame.id), frame.name, frame.args)
         try:
             await self._ready.wait()
@@ -161,7 +161,7 @@ class ToolServer:
                 outcome = await self._execute(frame.id, tool, call)
                 folder, _, name = outcome.file.rpartition("/")
                 file = name if folder == self.start.outputs else ""
-                self.channel.send(frames.Result(frame.id, outcome.text, outcome.success, file))
+                self.channel.send(frames.ResultFrame(frame.id, outcome.text, outcome.success, file))
         except asyncio.CancelledError:
             self._fail(frame, f"{frame.name} took too long and was stopped.")
         except ToolError as error:
@@ -178,12 +178,12 @@ class ToolServer:
             execution.output.close()  # before the result, because the host accepts no output after it
             del self._executions[number]
 
-    def _fail(self, frame: frames.Preview | frames.Call, text: str) -> None:
+    def _fail(self, frame: frames.Preview | frames.CallFrame, text: str) -> None:
         text = text[:INLINE_BYTES]
         if isinstance(frame, frames.Preview):
             self.channel.send(frames.Previewed(frame.id, text, failed=True))
         else:
-            self.channel.send(frames.Result(frame.id, text, success=False))
+            self.channel.send(frames.ResultFrame(frame.id, text, success=False))
 
 
 def set_resource_limits(resource_limits: ResourceLimits, *, memory: bool) -> None:

@@ -179,7 +179,7 @@ class ToolServerConnection:
         finally:
             self._requests.pop(number, None)
 
-    async def execute(self, tool: str, call: Call, execution: Execution, *, is_timed: bool) -> frames.Result:
+    async def execute(self, tool: str, call: Call, execution: Execution, *, is_timed: bool) -> frames.ResultFrame:
         """Run a call in the sandbox, with the timeout kept here on the host.
 
         At the timeout, the tool server gets CANCEL_ASK_SECONDS to answer with a partial result; otherwise it is
@@ -187,7 +187,7 @@ class ToolServerConnection:
         number, request = self._open_request(tool, execution)
         expiry = self._tasks.start(execution.wait_for_expiry())
         try:
-            self._channel.send(frames.Call(number, tool, call.name, call.args))
+            self._channel.send(frames.CallFrame(number, tool, call.name, call.args))
             seconds = None if is_timed else FILE_SECONDS
             await asyncio.wait((request.answer, expiry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not request.answer.done():
@@ -195,7 +195,7 @@ class ToolServerConnection:
                 await asyncio.wait((request.answer,), timeout=CANCEL_ASK_SECONDS)
             if not request.answer.done():
                 self.fail(SandboxLost("it did not answer at the end of a call's time"))
-            answer: frames.Result = await request.answer
+            answer: frames.ResultFrame = await request.answer
             return answer
         except SandboxLost as lost:
             if request.is_accepted or not self._channel.is_read_out:
@@ -294,7 +294,7 @@ class ToolServerConnection:
         if request is None or request.answer.done():
             raise ProtocolError(f"an answer to a call that nobody made: {frame.id}")
         match frame:
-            case frames.Result():
+            case frames.ResultFrame():
                 _require(request.execution is not None, "a result of a preview")
                 _require(len(frame.text) <= 2 * INLINE_BYTES, "a result that is too long")
                 _require(_is_file_name(frame.file), "a result in a file that is not its own")
@@ -508,7 +508,7 @@ class ToolServerSession:
             hidden_paths=tuple(self._own.hidden_paths),
         )
 
-    def _make_outcome(self, tool: LocalTool, result: frames.Result, server: ToolServerConnection) -> Outcome:
+    def _make_outcome(self, tool: LocalTool, result: frames.ResultFrame, server: ToolServerConnection) -> Outcome:
         text = clean_cut(result.text)
         if not result.success and tool.spec.name in COMMANDS and (note := self._find_hint(text, server)):
             text = f"{text}\n{note}"

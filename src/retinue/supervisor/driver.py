@@ -9,11 +9,9 @@ same run. The limits left to the run travel down with the request.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
@@ -27,7 +25,6 @@ from retinue.core.messages import UserTurn
 from retinue.core.plans import Job
 from retinue.core.ports import Clock
 from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirmed_ending, stalled_texts
-from retinue.files.private import make_private_folder
 from retinue.remote.port import (
     STARTED,
     Peer,
@@ -108,7 +105,7 @@ class Driver:
         if started is not None and (history is None or run.view.place != started):
             tree.write(run, started)
         if run.queues and self._files.keeps(tree.id, run.ref.run):  # tool replies name its workspace
-            make_private_folder(run.folders.path)
+            run.folders.make_named_folder()
         if plan.host or plan.profile.call is not None:
             CURRENT.set(self._make_context(run, services))
         elif CURRENT.get() is not None:  # inherited from the parent's task
@@ -373,7 +370,8 @@ def make_ended_event(run: Run, ending: Ending, *, duration_ms: int) -> RunEnded:
 
 
 def _request_of(tree: Tree, run: Run, clock: Clock) -> RemoteRequest:
-    task, folders = run.task, run.folders
+    task = run.task
+    workspace, readable = run.folders.resolve_for_peer()
     words = [text for text in (task.context, task.text) if text]
     words += [said.text for said in run.take_messages()]  # sent before the run could begin
     return RemoteRequest(
@@ -382,8 +380,8 @@ def _request_of(tree: Tree, run: Run, clock: Clock) -> RemoteRequest:
         text="\n\n".join(words),
         before=_before(run),
         continues="" if run.history is None else run.history.reference,
-        workspace=os.path.realpath(folders.path),
-        readable=[os.path.realpath(path) for path in folders.readable if Path(path).exists()],
+        workspace=workspace,
+        readable=readable,
         limits=left_to(tree, run, clock),
     )
 

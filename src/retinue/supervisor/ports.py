@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.plans import Planner
-from retinue.core.ports import AttachedApprover, Clock, CommitHook, Log, Policy, Prices, RuleBook, ToolServers
+from retinue.core.ports import AttachedApprover, Clock, CommitHook, Log, Policy, Prices, RuleBook, ServerStarter
 from retinue.core.rounds import Rounds
 from retinue.core.traces import FindOrigin
 from retinue.supervisor.approvals import ApprovalTerms
@@ -44,7 +44,7 @@ class SupervisorPorts:
     context_paths: Sequence[str] = ()
     rounds: Rounds | None = None
     serves_requests: bool = False
-    servers: ToolServers | None = None
+    servers: ServerStarter | None = None
     hook: CommitHook | None = None
     trace: FindOrigin | None = None
     on_close: Callable[[], Awaitable[None]] | None = None

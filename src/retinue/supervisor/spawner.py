@@ -489,7 +489,7 @@ def make_folders(
         snapshots = ""  # nobody reads them: it has no siblings and no evaluator
     with_parent = (above, *others) if task.include_parent_workspace else others
     if kind == "scratch":
-        return RunFolders(own, workspace, with_parent, None, snapshots, parent=folders_above)
+        return RunFolders(own, workspace, with_parent, snapshots=snapshots, parent=folders_above)
     source_workspace, source = _find_source(state, parent, kind)
     if not (sandboxed and above == state.project):
         # A sandboxed copy of the project must not show the project itself, with its ignored files and git settings.
@@ -504,7 +504,7 @@ def make_folders(
         project=state.project,
         source_workspace=source_workspace,
     )
-    return RunFolders(own, workspace, others, copy, snapshots, parent=folders_above)
+    return RunFolders(own, workspace, others, workspace_copy=copy, snapshots=snapshots, parent=folders_above)
 
 
 def start_from_workspace(folders: RunFolders, state: StateFolder, chain: Sequence[tuple[str, int]]) -> RunFolders:

@@ -103,6 +103,7 @@ class Tree:
         """Write the first event of a run."""
         self.seq += 1
         ref = run.ref
+        # Positional here and in `write`: keywords take 0.5 % of the instructions of a run (`bench counts`).
         event = Event(self.seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
         run.attach_view(self.view.spawn(event, body))
         try:

@@ -13,7 +13,7 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from retinue.build.parts import Parts, add_profiles
 from retinue.build.project import find_built_in_profiles, load_project_parts, render_built_in_skills
-from retinue.build.servers import parse_servers
+from retinue.build.servers import parse_mcp_servers
 from retinue.build.supervisor import open_control
 from retinue.concurrency import finish_despite_cancel
 from retinue.core.approvals import check_approver
@@ -272,7 +272,7 @@ def open(  # noqa: PLR0913 - the main entry point
             why = explain_useless_fallback(fallback, [runtime, *own])
             if why:
                 raise ConfigError(f"fallback: {why}")
-        servers = () if mcp_servers is None else parse_servers(mcp_servers)
+        servers = () if mcp_servers is None else parse_mcp_servers(mcp_servers)
         if config is not None:
             found, _ = load_project_parts(base, config=Path(config), **given)
             found = replace(found, state=state, mcp_servers=(*found.mcp_servers, *servers))

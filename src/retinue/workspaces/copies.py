@@ -21,6 +21,7 @@ from retinue.core.results import ChangedFile
 from retinue.workspaces import atomic_apply, merge
 from retinue.workspaces.capture import describe_change, list_changed_paths
 from retinue.workspaces.recording import LISTED, record_changes, record_files
+from retinue.workspaces.run_folders import find_tree_folder
 from retinue.workspaces.store import Files, Import, Store, find_store
 from retinue.workspaces.workspace import (
     APPLIED_FILE,
@@ -194,8 +195,10 @@ def explain_missing_copy(who: str, spawned: RunSpawned) -> str:
 
 def list_copies(state: str, tree: str) -> list[CopiedWorkspace]:
     """Return the copied workspaces of a tree, in the order of its runs."""
-    folder = Path(state, "runs", tree)
-    runs = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()) if folder.is_dir() else []
+    folder = find_tree_folder(state, tree)
+    if folder is None or not folder.is_dir():
+        return []
+    runs = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
     return [found for found in (find_copy(state, tree, run) for run in runs) if found is not None]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from functools import cached_property
@@ -17,12 +18,14 @@ import msgspec
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.secrets import clean_text
-from retinue.files.private import make_private_folder, open_private_file, write_private_file
+from retinue.files.opening import AnyPath
+from retinue.files.private import ensure_private_folder, make_private_folder, open_private_file, write_private_file
 from retinue.files.scratch import make_scratch_name
-from retinue.files.trees import remove_tree
+from retinue.files.trees import measure_folder, remove_tree, remove_whole_tree
 from retinue.workspaces.workspace import ChangesRecord, Workspace
 
 HOST_OUTPUTS = "host_outputs"
+_TREE_ID = re.compile(r"[0-9a-z]+")
 
 
 class StateFolder:
@@ -94,6 +97,16 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
             self._made = make_private_folder(self.path)
         return self._made
 
+    def make_named_folder(self) -> None:
+        """Create the folder of the workspace, because others are told its path. Does not count as a use of the
+        workspace."""
+        ensure_private_folder(self.path)
+
+    def resolve_for_peer(self) -> tuple[str, list[str]]:
+        """Return the real paths of the workspace and of the existing folders that the run may read."""
+        readable = [os.path.realpath(path) for path in self.readable if Path(path).exists()]
+        return os.path.realpath(self.path), readable
+
     @property
     def search_roots(self) -> Sequence[Path]:
         # The files of a copy's source are in the workspace already.
@@ -160,6 +173,29 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
             why = getattr(error, "strerror", None) or str(error)
             return f"{head}\n[... {len(data)} bytes in all; the rest is not kept: {why} ...]", ""
         return f"{head}\n[... {len(data)} bytes in all; whole text in {path} ...]", str(path)
+
+
+def find_tree_folder(state: AnyPath, tree: str) -> Path | None:
+    """Return the path of the folder of a tree, which need not exist. Returns None if the id is not in our format: an id
+    from a log must not lead to another path."""
+    return Path(state, "runs", tree) if _TREE_ID.fullmatch(tree) else None
+
+
+def remove_tree_folder(state: Path, tree: str, *, dry_run: bool = False) -> int:
+    """Remove the folder of a tree, with the workspaces of its runs. Return the number of bytes that are free again, or
+    would be with `dry_run`. Raises RetinueError if a part of the folder remains."""
+    folder = find_tree_folder(state, tree)
+    if folder is None:
+        return 0
+    size = measure_folder(folder)
+    try:
+        if not dry_run:
+            remove_whole_tree(folder)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise RetinueError(f"cannot remove {folder}: {error.strerror or error}") from None
+    return size
 
 
 def resolve_context_paths(paths: Sequence[str], *, base: str) -> list[str]:

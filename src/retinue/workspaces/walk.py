@@ -145,7 +145,7 @@ class Walker:
             self._seen += 1
             if self._seen > MOST:
                 raise RetinueError(f"{self._name} holds more than {MOST:,} files and folders")
-            entry = FolderEntry(path, status, folder, name, ignored)
+            entry = FolderEntry(path=path, status=status, folder=folder, name=name, ignored=ignored)
             if not self._is_wanted(entry):
                 continue
             if not ignored and self._ignored(entry):

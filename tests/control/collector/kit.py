@@ -18,7 +18,7 @@ from retinue.core.events import Delta, Event
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
 from retinue.protocol.reports import ADDRESS
-from retinue.remote.collector import Collector
+from retinue.remote.collector import LoopbackCollector
 from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import scripted
@@ -36,7 +36,7 @@ class CollectorSetup:
     """`main` is a run that waits, on whose behalf servers are called."""
 
     supervisor: Supervisor
-    collector: Collector
+    collector: LoopbackCollector
     main: Run
 
     @property
@@ -130,7 +130,7 @@ async def open_collector(
     supervisor = make_supervisor(parts)
     reporting = Reporting(None, serves=False, strict=True, limits=limits, caller=supervisor.caller)
     reporting.attach(supervisor, supervisor)
-    assert isinstance(reporting.collector, Collector)
+    assert isinstance(reporting.collector, LoopbackCollector)
     main = supervisor.spawner.spawn_primary(Profile("main", "You are main.", model=scripted(HANG)), Task("go"))
     try:
         yield CollectorSetup(supervisor, reporting.collector, main)

@@ -34,7 +34,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
 from retinue.log.sqlite import SqliteLog
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
-from retinue.remote.collector import Collector, Downward
+from retinue.remote.collector import Downward, LoopbackCollector
 from retinue.supervisor.caller_limits import serve_caller
 from retinue.testing import ManualClock, scripted
 from tests.control.collector.kit import CHILD, of, open_collector, runs_of
@@ -317,7 +317,7 @@ async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_addr
 ) -> None:
     assert make_reporting(collects=False, serves=False, strict=True, limits=Limits(), caller=NOBODY) is None
     own = make_reporting(collects=True, serves=False, strict=True, limits=Limits(), caller=NOBODY)
-    assert own is not None and isinstance(own.collector, Collector)
+    assert own is not None and isinstance(own.collector, LoopbackCollector)
     supervisor = make_supervisor(Parts(project=tmp_path))
     own.attach(supervisor, supervisor)
     before = count_listening_sockets()

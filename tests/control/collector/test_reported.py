@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retinue.build.logs import open_reader
+from retinue.build.logs import open_log_reader
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
 from retinue.build.supervisor import make_supervisor
@@ -93,7 +93,7 @@ async def test_where_only_reported_trees_are(tmp_path: Path, monkeypatch: pytest
     async with open_collector(tmp_path / "root") as h:
         server = h.server()
         tree = await report(tmp_path, server.address, server.call(), monkeypatch)
-    log = open_reader(tmp_path / ".retinue")
+    log = open_log_reader(tmp_path / ".retinue")
     with pytest.raises(NotFound, match="only runs that were reported to another process; --all"):
         await find_run(log, None)
     assert (await find_run(log, None, everything=True)).tree == tree

@@ -29,7 +29,7 @@ from a2a.utils.errors import (
 )
 
 from retinue import Limits
-from retinue.build.logs import open_reader
+from retinue.build.logs import open_log_reader
 from retinue.core.errors import RetinueError
 from retinue.core.events import ApprovalDecided, Inbox, RunSpawned
 from retinue.protocol.a2a import EXTENSION
@@ -207,7 +207,9 @@ async def test_each_token_sees_its_own_tasks(tmp_path: Path) -> None:
         async with httpx.AsyncClient(verify=TLS) as http:
             card = await http.get(f"{server.url}/.well-known/agent-card.json")
     [spawned] = [
-        run.first.body for run in await open_reader(tmp_path / ".retinue").read_runs([other.id]) if run.first.run == 0
+        run.first.body
+        for run in await open_log_reader(tmp_path / ".retinue").read_runs([other.id])
+        if run.first.run == 0
     ]
     assert isinstance(spawned, RunSpawned) and spawned.continues is None
     assert (refused.status_code, wrong.status_code, card.status_code) == (401, 401, 200)

@@ -14,7 +14,7 @@ import retinue
 from retinue import Profile
 from retinue.core.events import Event, Gap, TurnStarted
 from retinue.log import schema
-from retinue.log.sqlite_reader import SqliteReader, open_file
+from retinue.log.sqlite_reader import SqliteReader, open_log_file
 from retinue.surfaces.cli.gc import remove_old_trees
 from retinue.testing import ManualClock, scripted
 from tests.log.kit import write_files
@@ -83,7 +83,7 @@ async def test_trees_of_one_commit_are_taken_apart(project: Project) -> None:
         await runs[1].result()
     log = SqliteReader(state / "logs")
     events = await log.read(runs[1].tree)
-    report = await remove_old_trees(log, state / "runs", before=1e9 + 30)
+    report = await remove_old_trees(log, state, before=1e9 + 30)
     assert sorted(report.removed) == sorted([runs[0].tree, runs[2].tree])
     assert [stored.tree for stored in await log.list_trees()] == [runs[1].tree]
     assert await log.read(runs[1].tree) == events
@@ -124,7 +124,7 @@ async def test_space_is_given_back(project: Project) -> None:
     with open_file(file) as db:
         packed: bytes = db.execute("SELECT lines FROM batches ORDER BY length(lines) DESC LIMIT 1").get
     assert packed[-20:] in file.read_bytes()
-    report = await remove_old_trees(log, state / "runs", before=1e9 + 1)
+    report = await remove_old_trees(log, state, before=1e9 + 1)
     assert len(report.removed) == 1
     assert file.stat().st_size < 200_000
     assert packed[-20:] not in file.read_bytes()
@@ -148,7 +148,7 @@ async def test_a_crash_in_the_middle_leaves_a_whole_log(project: Project, monkey
 
     monkeypatch.setattr(schema, "delete_trees", crash)
     with pytest.raises(Crash):
-        await remove_old_trees(SqliteReader(state / "logs"), state / "runs", before=1.7e9 * 10)
+        await remove_old_trees(SqliteReader(state / "logs"), state, before=1.7e9 * 10)
     assert trees(project) == {old, new} and not gone.exists()
     monkeypatch.setattr(schema, "delete_trees", delete_trees)
     assert gc(project)["removed"] == [old]
@@ -158,7 +158,7 @@ async def test_a_crash_in_the_middle_leaves_a_whole_log(project: Project, monkey
 async def test_a_reader_that_looks_meanwhile_is_not_disturbed(project: Project) -> None:
     state = project.folder / ".retinue"
     old, new = await spend(project, age=40 * DAY), await spend(project)
-    with open_file(state / "logs/0001.db") as db:
+    with open_log_file(state / "logs/0001.db") as db:
         reading = schema.read_tree(db, old, after=0)
         first = next(reading)
         assert gc(project)["removed"] == [old]
@@ -173,7 +173,7 @@ async def test_a_tree_whose_name_is_a_path_leads_nowhere(project: Project) -> No
     precious = state / "precious"
     precious.mkdir()
     await write_files(state, Event(1, "../precious", 0, "/main", "main", 1.0, Gap(1, "")))
-    report = await remove_old_trees(SqliteReader(state / "logs"), state / "runs", before=1e9, interrupted=True)
+    report = await remove_old_trees(SqliteReader(state / "logs"), state, before=1e9, interrupted=True)
     assert report.removed == ["../precious"]
     assert precious.exists()
 

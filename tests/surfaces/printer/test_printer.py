@@ -26,7 +26,7 @@ from retinue.core.events import (
 )
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.colors import wants_color
-from retinue.surfaces.printer.printer import Level, Printer, truncate_text
+from retinue.surfaces.printer.printer import Level, Printer, truncate_lines
 from retinue.testing import allow_all, scripted
 from tests.surfaces.printer.facts import ANNA, MAIN, Facts, Recorder
 
@@ -147,7 +147,7 @@ def test_a_terminal_that_lacks_a_character_gets_its_name() -> None:
     ],
 )
 def test_a_cut_says_what_is_missing(text: str, expected: str) -> None:
-    assert truncate_text(text, lines=3, size=20) == expected
+    assert truncate_lines(text, lines=3, size=20) == expected
 
 
 def test_colors_change_nothing_but_the_colors() -> None:

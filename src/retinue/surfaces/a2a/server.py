@@ -39,7 +39,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from retinue.build.logs import open_reader
+from retinue.build.logs import open_log_reader
 from retinue.concurrency import TaskOwner
 from retinue.core.control import Control
 from retinue.core.errors import RetinueError
@@ -86,7 +86,7 @@ class A2aServer:
         scheme = "http" if options.certificate is None else "https"
         self.address = format_address(options.host, bound.getsockname()[1])
         self.url = options.public_url or f"{scheme}://{self.address}"
-        self.tasks = ServedTasks(self.control, open_reader(self._state), options, screen)
+        self.tasks = ServedTasks(self.control, open_log_reader(self._state), options, screen)
         self._stack.push_async_callback(self.tasks.close)
         await self.tasks.load()
         await self.tasks.resume()

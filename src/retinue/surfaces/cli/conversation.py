@@ -27,7 +27,7 @@ from retinue.surfaces.cli.live_screen import LiveScreen
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.keys import ESCAPE, TAB, Key, Paste
-from retinue.surfaces.printer.printer import format_question, truncate_text
+from retinue.surfaces.printer.printer import format_question, truncate_lines
 from retinue.surfaces.printer.summary import format_status_bar
 from retinue.surfaces.printer.totals import format_totals
 
@@ -152,7 +152,7 @@ class Conversation:
                 self.view.show_note(str(error))
 
     async def _take_line(self, text: str) -> None:
-        command = find_command(text)
+        command = parse_command(text)
         if command is not None:
             await self._commands.carry_out(*command)
         elif self.run is None:
@@ -384,7 +384,7 @@ class Conversation:
             self._over.set()
 
 
-def find_command(text: str) -> tuple[str, str] | None:
+def parse_command(text: str) -> tuple[str, str] | None:
     """Split a typed text into a command and its argument, or return None for a message.
 
     A first word with a second slash is not a command, so `/etc/hosts is wrong` is a message."""
@@ -473,7 +473,7 @@ class Commands:
     def _format_diff(self, text: str, number: int) -> str:
         """Return a diff of run `number` as escaped text of limited length."""
         how = f"`retinue diff {self._get_run().tree}/{number}` shows all"
-        cut = truncate_text(text.rstrip("\n"), lines=DIFF_LINES, size=DIFF_LINES * 200, how=how)
+        cut = truncate_lines(text.rstrip("\n"), lines=DIFF_LINES, size=DIFF_LINES * 200, how=how)
         return colors.paint_diff(safe.escape_text(cut), color=self._talk.live.screen.color)
 
     # Commands that change something

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from retinue import build
-from retinue.build.logs import LOG_LIBRARY, describe_log_library, describe_telemetry, has_log, open_reader
+from retinue.build.logs import LOG_LIBRARY, describe_log_library, describe_telemetry, has_log, open_log_reader
 from retinue.build.models import LibraryPrices, check_model
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
 from retinue.build.remote_agents import inspect_agent
-from retinue.build.sandboxes import build_image, plant_escape_attempts, probe_runtime, run_as_user
-from retinue.build.servers import make_tool_servers
+from retinue.build.sandboxes import build_sandbox_image, plant_escape_attempts, probe_runtime, run_as_ordinary_user
+from retinue.build.servers import inspect_servers
 from retinue.build.supervisor import open_control
 from retinue.config.coordination import to_members
 from retinue.config.files import exists
@@ -42,7 +42,6 @@ from retinue.core.messages import Model
 from retinue.core.ports import Prices
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, Profile, RuntimeName, Task
 from retinue.core.results import Result
-from retinue.core.servers import McpServer, ServerReport
 from retinue.core.teams import Member
 from retinue.core.usage import Usage
 from retinue.files.state_owner import STATE_FOLDERS, verify_state_folder
@@ -135,7 +134,7 @@ def execute_doctor(args: argparse.Namespace) -> int:
     if args.escape:
         return run_attempts(as_json=args.json)
     if args.build_image:
-        print(build_image())
+        print(build_sandbox_image())
         return 0
     folder = find_project_folder(Path.cwd())
     try:
@@ -308,7 +307,7 @@ def check_servers(checked: CheckedProject) -> Iterator[Check]:
     """Connect to each MCP server of the project, list its tools, and disconnect."""
     if checked.project is None or not checked.project.settings.mcp_servers:
         return
-    for report in asyncio.run(_try_servers(checked.project.settings.mcp_servers, checked.folder)):
+    for report in asyncio.run(inspect_servers(checked.project.settings.mcp_servers, checked.folder)):
         if report.error:
             cure = f"correct mcp_servers.{report.name}, or try it by hand: {report.words}"
             yield Check("mcp", "fail", f"{report.name}: {report.error}", cure)
@@ -349,7 +348,7 @@ def check_authority(checked: CheckedProject) -> Iterator[Check]:
 def check_logs(checked: CheckedProject) -> Iterator[Check]:
     """Check that each log can be read, is not damaged and has a supported version."""
     try:
-        log = open_reader(checked.state)
+        log = open_log_reader(checked.state)
     except (ConfigError, ImportError):
         return  # `check_files` reports the error in the state folder, `check_system` that of the library
     problems: list[LogError] = []
@@ -387,16 +386,6 @@ def _check_key() -> Iterator[Check]:
         check_user_key()
     except ConfigError as error:
         yield Check("key", "fail", str(error))
-
-
-async def _try_servers(servers: Sequence[McpServer], project: Path) -> Sequence[ServerReport]:
-    connections = make_tool_servers(servers, project, None)
-    assert connections is not None
-    try:
-        await connections.ready(None)
-        return connections.reports()
-    finally:
-        await connections.close()
 
 
 def check_models(checked: CheckedProject) -> Iterator[Check]:
@@ -517,7 +506,7 @@ def try_sandboxes() -> tuple[dict[str, dict[str, str]], list[str]]:
 def _try_as_ordinary_user() -> tuple[dict[str, dict[str, str]], list[str]]:
     """Return the results of `try_sandboxes`, run as an ordinary user."""
     try:
-        done = run_as_user(["/bin/sh", "-c", _TRIES, "sh", sys.executable], seconds=USER_SECONDS)
+        done = run_as_ordinary_user(["/bin/sh", "-c", _TRIES, "sh", sys.executable], seconds=USER_SECONDS)
         told = json.loads(done.stdout)
         return told["tries"], told["not_tried"]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:

@@ -1,30 +1,27 @@
 """`retinue gc`: remove old trees, first the folder of each tree and then its events. The next removal completes an
 interrupted one.
 
-This module decides which trees to remove; the log removes their events. Knows neither log files nor locks.
+This module decides which trees to remove; the log removes their events. Knows neither log files, locks nor workspaces.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import re
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from retinue.build.logs import open_reader, open_stored_control
+from retinue.build.logs import open_log_reader, open_stored_control, remove_workspaces
 from retinue.config.project import load_project
 from retinue.core.control import Control
 from retinue.core.errors import LogError, LogVersionError, RetinueError
 from retinue.core.ports import LogReader, StoredTree
-from retinue.files.trees import measure_folder, remove_whole_tree
 from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import AGES, parse_age
 
 FAILED = 1
-_TREE = re.compile(r"[0-9a-z]+")  # our format: a tree name from a log must not lead to another path
 
 
 def configure_gc(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +58,8 @@ def execute_gc(args: argparse.Namespace) -> int:
         screen.print_warning(warning)
     state = screen.check_folder(project.folder) / ".retinue"
     removing = remove_old_trees(
-        open_reader(state),
-        state / "runs",
+        open_log_reader(state),
+        state,
         before=time.time() - seconds,
         dry_run=args.dry_run,
         interrupted=args.interrupted,
@@ -133,14 +130,14 @@ class RemovalReport:
 
 async def remove_old_trees(
     log: LogReader,
-    runs: Path,
+    state: Path,
     *,
     before: float,
     dry_run: bool = False,
     interrupted: bool = False,
     changes: Control | None = None,
 ) -> RemovalReport:
-    """Remove every tree whose newest event is older than `before`, with its folder in `runs`.
+    """Remove every tree whose newest event is older than `before`, with its folder in the state folder.
 
     Trees that can be resumed stay (unless `interrupted`), and so does every tree that a remaining tree continues.
     The Control `changes` tells which runs have changes that are not applied yet; if a tree has any, the whole tree
@@ -164,7 +161,13 @@ async def remove_old_trees(
         if found := await _find_unapplied(tree, changes):
             report.kept[tree] = found
             return False
-        return await asyncio.to_thread(_remove_folder, runs, tree, report, dry_run=dry_run)
+        try:
+            freed = await asyncio.to_thread(remove_workspaces, state, tree, dry_run=dry_run)
+        except RetinueError as error:  # a tree whose folder stays keeps its events
+            report.problems.append(str(error))
+            return False
+        report.freed_bytes += freed
+        return True
 
     wanted = {tree: seq for tree, seq in old.items() if tree not in origins}
     removal = await log.remove_trees(wanted, discard=discard, dry_run=dry_run)
@@ -187,27 +190,9 @@ def _find_origins(trees: list[StoredTree], going: set[str]) -> set[str]:
 
 async def _find_unapplied(tree: str, changes: Control | None) -> list[str]:
     """Return the runs of a tree with unapplied changes, or the tree itself if that cannot be determined."""
-    if changes is None or not _TREE.fullmatch(tree):
+    if changes is None:
         return []
     try:
         return [copy.name for copy in await changes.list_copies(tree) if copy.has_unapplied]
     except RetinueError:
         return [tree]
-
-
-def _remove_folder(runs: Path, tree: str, report: RemovalReport, *, dry_run: bool) -> bool:
-    """Remove the folder of a tree and return True if nothing is left. A tree whose folder stays keeps its events."""
-    if not _TREE.fullmatch(tree):
-        return True
-    folder = runs / tree
-    size = measure_folder(folder)
-    try:
-        if not dry_run:
-            remove_whole_tree(folder)
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        report.problems.append(f"cannot remove {folder}: {error.strerror or error}")
-        return False
-    report.freed_bytes += size
-    return True

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from retinue.build.logs import open_reader
+from retinue.build.logs import open_log_reader
 from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
 from retinue.core.messages import RunRef
@@ -44,7 +44,7 @@ class ProjectLog:
 def open_project_log() -> ProjectLog:
     """Open the log of the project around the current folder for reading."""
     state = check_folder(find_project(Path.cwd())) / ".retinue"
-    return ProjectLog(state, open_reader(state))
+    return ProjectLog(state, open_log_reader(state))
 
 
 async def look_up(name: str | None, *, everything: bool = False, live: bool = False) -> tuple[ProjectLog, RunRef]:

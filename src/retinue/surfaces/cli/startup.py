@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from retinue.build.parts import MAIN, Parts
 from retinue.build.project import load_project_parts
-from retinue.build.sandboxes import build_image, find_container_engine, probe_runtime
+from retinue.build.sandboxes import build_sandbox_image, find_container_engine, probe_runtime
 from retinue.config import trust
 from retinue.config.files import exists, read_text
 from retinue.config.location import suggest
@@ -210,7 +210,7 @@ def _make_container_ready(parts: Parts) -> None:
         if parts.image is not None:
             raise
         output.print_error(BUILDING_IMAGE)
-        build_image()
+        build_sandbox_image()
         probe_runtime(parts, CONTAINER)
 
 

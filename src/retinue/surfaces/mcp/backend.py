@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 
-from retinue.build.logs import open_reader
+from retinue.build.logs import open_log_reader
 from retinue.build.parts import MAIN, Parts
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval
@@ -57,7 +57,7 @@ class Backend:
         self._profiles = (MAIN, *profiles)
         self._command = f"cd {shlex.quote(str(parts.project))} && {command}"
         self.control = control
-        self._log = open_reader(parts.state)
+        self._log = open_log_reader(parts.state)
         self._resumed: dict[str, RunHandle] = {}  # by tree resumed here: the run of its client
 
     async def continue_run(self, known: KnownRun, text: str, *, seconds: float | None) -> RunHandle:

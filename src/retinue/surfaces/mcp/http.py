@@ -21,8 +21,7 @@ from retinue.files.token_file import load_token
 from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, HttpRequest, ServerConnection
 from retinue.surfaces.mcp import messages, revisions
-from retinue.surfaces.mcp.messages import MAX_MESSAGE_BYTES, ErrorCode, Message, RpcError
-from retinue.surfaces.mcp.messages import Request as RpcRequest
+from retinue.surfaces.mcp.messages import MAX_MESSAGE_BYTES, ErrorCode, Message, RpcError, RpcRequest
 from retinue.surfaces.mcp.server import Server, Session
 
 PATH = "/mcp"

@@ -41,7 +41,7 @@ class RpcError(Exception):
         self.id = id
 
 
-class Request(msgspec.Struct, frozen=True, gc=False):
+class RpcRequest(msgspec.Struct, frozen=True, gc=False):
     id: Id
     method: str
     params: dict[str, Any]
@@ -64,7 +64,7 @@ class Response(msgspec.Struct, frozen=True, gc=False):
     result: dict[str, Any] | None
 
 
-Message = Request | Notification | Response
+Message = RpcRequest | Notification | Response
 
 
 def parse_message(data: bytes) -> Message:
@@ -88,7 +88,7 @@ def parse_message(data: bytes) -> Message:
     name = _parse_id(found["id"])
     if params is not None and not isinstance(params, dict):
         raise RpcError(ErrorCode.INVALID_PARAMS, f"'params' must be an object, not {_describe_type(params)}", id=name)
-    return Request(name, method, params or {})
+    return RpcRequest(name, method, params or {})
 
 
 def _recover_id(data: bytes) -> Id | None:

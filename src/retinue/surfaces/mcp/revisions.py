@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.surfaces.mcp.messages import ErrorCode, Request, RpcError
+from retinue.surfaces.mcp.messages import ErrorCode, RpcError, RpcRequest
 
 HANDSHAKE = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 ENVELOPE = "2026-07-28"
@@ -70,11 +70,11 @@ def answer_initialize(params: dict[str, Any], instructions: str) -> tuple[Client
     }
 
 
-def is_enveloped(request: Request) -> bool:
+def is_enveloped(request: RpcRequest) -> bool:
     return request.method != "initialize" and VERSION_KEY in request.meta
 
 
-def read_envelope(request: Request, headers: Mapping[str, str] | None = None) -> ClientInfo:
+def read_envelope(request: RpcRequest, headers: Mapping[str, str] | None = None) -> ClientInfo:
     """Return the client described in a request's envelope. Over HTTP, `headers` must match the envelope. Raises
     RpcError."""
     meta = request.meta
@@ -92,7 +92,7 @@ def read_envelope(request: Request, headers: Mapping[str, str] | None = None) ->
     return _describe_client(version, meta.get(CLIENT_KEY), meta.get(CAPABILITIES_KEY), modern=True)
 
 
-def _check_headers(request: Request, version: Any, headers: Mapping[str, str]) -> None:
+def _check_headers(request: RpcRequest, version: Any, headers: Mapping[str, str]) -> None:
     if headers.get("mcp-protocol-version") != version:
         raise RpcError(ErrorCode.HEADER_MISMATCH, "the header MCP-Protocol-Version is not what the request says")
     if headers.get("mcp-method") != request.method:
@@ -103,7 +103,7 @@ def _check_headers(request: Request, version: Any, headers: Mapping[str, str]) -
         raise RpcError(ErrorCode.HEADER_MISMATCH, f"the header Mcp-Name is not the '{named}' of the request")
 
 
-def finish_result(request: Request, client: ClientInfo, result: dict[str, Any]) -> dict[str, Any]:
+def finish_result(request: RpcRequest, client: ClientInfo, result: dict[str, Any]) -> dict[str, Any]:
     """Add the fields that the client's revision requires to a result."""
     if not client.modern:
         return result

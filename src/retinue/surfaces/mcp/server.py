@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.surfaces.mcp import catalog, messages, revisions
-from retinue.surfaces.mcp.messages import ErrorCode, Id, Notification, Request, Response, RpcError
+from retinue.surfaces.mcp.messages import ErrorCode, Id, Notification, Response, RpcError, RpcRequest
 from retinue.surfaces.mcp.revisions import ClientInfo
 
 MAX_OPEN = 256
@@ -35,7 +35,7 @@ class Channel(Protocol):
     def send(self, message: bytes) -> None: ...
 
 
-class Host(Protocol):
+class ToolHost(Protocol):
     """The part of the host that a server uses: its tools, and the end of a session."""
 
     def list_tools(self) -> list[dict[str, Any]]: ...
@@ -50,7 +50,7 @@ class Server:
 
     def __init__(
         self,
-        load: Callable[[], Coroutine[Any, Any, Host]],
+        load: Callable[[], Coroutine[Any, Any, ToolHost]],
         *,
         say: Callable[[str], None],
         keeps_running: bool = True,
@@ -61,13 +61,13 @@ class Server:
         self._keeps_running = keeps_running
         self._last_error = ""
         self._tasks = TaskOwner(on_error=self._report_error)  # a task that awaits the host gets the exception too
-        self._loading: asyncio.Task[Host] | None = None
+        self._loading: asyncio.Task[ToolHost] | None = None
         self.profile = profile
         self.instructions = (
             revisions.INSTRUCTIONS if profile is None else revisions.PROFILE_INSTRUCTIONS.format(name=profile)
         )
 
-    def start_loading(self) -> asyncio.Task[Host]:
+    def start_loading(self) -> asyncio.Task[ToolHost]:
         """Start loading the host, unless it is loading or loaded. A failed load is retried: the user may have repaired
         the project."""
         task = self._loading
@@ -75,7 +75,7 @@ class Server:
             task = self._loading = self._tasks.start(self._load())
         return task
 
-    async def wait_for_host(self) -> Host:
+    async def wait_for_host(self) -> ToolHost:
         return await asyncio.shield(self.start_loading())
 
     def _report_error(self, error: BaseException) -> None:
@@ -92,7 +92,7 @@ class Server:
                 return [{**tool, "description": f"{note} {tool['description']}"} for tool in catalog.list_tools()]
             raise RpcError(ErrorCode.INTERNAL_ERROR, str(error)) from None
 
-    async def find_host(self) -> Host | None:
+    async def find_host(self) -> ToolHost | None:
         """Return the host, waiting while it loads, or None if there is none."""
         with suppress(RetinueError):
             return None if self._loading is None else await asyncio.shield(self._loading)
@@ -103,7 +103,7 @@ class Exchange:
     """A request in progress. `timed_out` means that the peer stopped waiting but still wants the result, so the work
     started for the request continues."""
 
-    def __init__(self, session: Session, request: Request, client: ClientInfo, channel: Channel) -> None:
+    def __init__(self, session: Session, request: RpcRequest, client: ClientInfo, channel: Channel) -> None:
         self.session = session
         self.request = request
         self.client = client
@@ -149,7 +149,7 @@ class Session:
     def has_running_subagents(self) -> bool:
         return self._has_running_subagents()
 
-    async def answer(self, request: Request, client: ClientInfo, channel: Channel) -> bytes:
+    async def answer(self, request: RpcRequest, client: ClientInfo, channel: Channel) -> bytes:
         """Return the answer as bytes, or raise RpcError. A cancelled request has no answer."""
         exchange = Exchange(self, request, client, channel)
         key: object = exchange if self._shared else request.id
@@ -200,7 +200,7 @@ class Session:
             return {"content": [{"type": "text", "text": f"{error}{NOTHING_RUN}"}], "isError": True}
         return await host.call_tool(exchange, name, args or {})
 
-    def initialize(self, request: Request) -> bytes:
+    def initialize(self, request: RpcRequest) -> bytes:
         """Answer the handshake of a session without waiting for the host. Raises RpcError."""
         self.client, result = revisions.answer_initialize(request.params, self.server.instructions)
         return messages.encode_message(id=request.id, result=result)

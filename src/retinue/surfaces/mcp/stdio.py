@@ -18,7 +18,7 @@ from retinue.concurrency import TaskOwner
 from retinue.core.errors import OutputFailed
 from retinue.files.content import write_all
 from retinue.surfaces.mcp import messages, revisions
-from retinue.surfaces.mcp.messages import MAX_MESSAGE_BYTES, ErrorCode, Request, RpcError
+from retinue.surfaces.mcp.messages import MAX_MESSAGE_BYTES, ErrorCode, RpcError, RpcRequest
 from retinue.surfaces.mcp.server import Server, Session
 
 CHUNK = 64 * 1024
@@ -67,7 +67,7 @@ class StdioSession(Session):
         except RpcError as error:
             self._writer.send(messages.encode_error(error.id, error))
         else:
-            if not isinstance(message, Request):
+            if not isinstance(message, RpcRequest):
                 self.handle_message(message)
             elif message.method == "initialize":  # the next line may depend on it
                 await self._send_answer(message)
@@ -79,7 +79,7 @@ class StdioSession(Session):
         error = RpcError(ErrorCode.INVALID_REQUEST, f"a message is larger than {MAX_MESSAGE_BYTES} bytes")
         self._writer.send(messages.encode_error(None, error))
 
-    async def _send_answer(self, request: Request) -> None:
+    async def _send_answer(self, request: RpcRequest) -> None:
         try:
             if request.method == "initialize":
                 answer = self.initialize(request)

@@ -23,7 +23,7 @@ from retinue.surfaces.printer.header import Header, read_header
 from retinue.surfaces.printer.input_line import InputLine, Position
 from retinue.surfaces.printer.keys import ENTER, Key, Paste
 from retinue.surfaces.printer.markdown import render_markdown
-from retinue.surfaces.printer.printer import Level, truncate_text
+from retinue.surfaces.printer.printer import Level, truncate_lines
 from retinue.surfaces.printer.question_panel import QuestionPanel
 from retinue.surfaces.printer.screen import BottomArea, Line, Screen, cut_line, wrap_spans
 from retinue.surfaces.printer.totals import format_elapsed, format_status
@@ -292,7 +292,7 @@ class LiveView:
             elif entry.style == "diff":
                 text = _trim_diff(text)
             size = SAID_CHARACTERS if lines == SAID_LINES else CUT_CHARACTERS
-            text = truncate_text(text, lines=lines, size=size, how=how)
+            text = truncate_lines(text, lines=lines, size=size, how=how)
         color = self._screen.color
         match entry.style:
             case "markdown":

@@ -176,7 +176,7 @@ class Printer:
             return self._format_preview(block.body)
         shown = block.body.rstrip("\n")
         if self.level == "normal":
-            shown = truncate_text(shown, lines=SHOWN_LINES, size=SHOWN_CHARACTERS)
+            shown = truncate_lines(shown, lines=SHOWN_LINES, size=SHOWN_CHARACTERS)
         shown = safe.escape_text(shown)
         if block.kind == "tool.call" and self.color:
             name, _, rest = shown.partition("\n")
@@ -192,7 +192,7 @@ class Printer:
         if not shown:
             return ""
         if self.level != "verbose" and not whole:
-            shown = truncate_text(shown, lines=ASKED_LINES, size=ASKED_CHARACTERS, how=WHOLE_QUESTION)
+            shown = truncate_lines(shown, lines=ASKED_LINES, size=ASKED_CHARACTERS, how=WHOLE_QUESTION)
         width = self._output.columns - len(QUOTED) if self._wraps else 0
         pieces = [piece for line in safe.escape_text(shown).split("\n") for piece in safe.wrap_line(line, width)]
         return "\n".join(f"{QUOTED}{colors.paint_diff(piece, color=self.color)}" for piece in pieces)
@@ -250,7 +250,7 @@ def describe_rule(question: Approval) -> str:
     return f"no rule would allow only this call, because {why}: answer y, u or t"
 
 
-def truncate_text(text: str, *, lines: int, size: int, how: str = "--verbose shows all") -> str:
+def truncate_lines(text: str, *, lines: int, size: int, how: str = "--verbose shows all") -> str:
     """Return the beginning of a long text and a mark with the missing amount and `how` to see the rest."""
     parts = text[: size + 1].split("\n", lines)
     kept = "\n".join(parts[:lines])[:size]

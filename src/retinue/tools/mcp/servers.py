@@ -1,4 +1,4 @@
-"""The MCP servers of a supervisor and their tools, shared by all its runs. Implements the ToolServers port.
+"""The MCP servers of a supervisor and their tools, shared by all its runs. Implements ServerStarter and ServerTools.
 
 A result becomes an Outcome: text for the model, data for programs, images and other blobs as files.
 """
@@ -156,10 +156,12 @@ class McpServers:
         return list(found.items())
 
     def explain_missing(self, tool: str) -> str:
+        """Return why a tool is missing, if it belongs to an unavailable server; else ''."""
         connection = self.connections.get(server_of(tool))
         return "" if connection is None or connection.state == "up" else connection.unavailable_reason
 
     def reports(self) -> Sequence[ServerReport]:
+        """Return a report on each server that was tried."""
         return [
             ServerReport(
                 name=name,
