@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET
 
 from retinue.core.approvals import Allow, Decision, Deny
-from retinue.core.control import MCP_CLIENT, RAN_ELSEWHERE, ResumeOverrides
+from retinue.core.control import RAN_ELSEWHERE, ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import (
     UNKNOWN_AFTER_CRASH,
@@ -309,8 +309,7 @@ class TreeRestorer:
         primary, caller = self.view.runs[0], self._ports.caller
         then = primary.spawned.limits or Limits()
         whole = self._overrides.limits.override(then.override(plan.profile.limits.override(self._spawner.limits)))
-        is_client = primary.agent == MCP_CLIENT and not primary.spawned.model
-        return (caller.as_client() if is_client else caller).narrow(whole)
+        return (caller.as_client() if primary.spawned.client else caller).narrow(whole)
 
     def _make_run(self, tree: Tree, view: RunView, parent: Run | None, plan: Plan) -> Run:
         spawned = view.spawned

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from retinue.core.context import Context
-from retinue.core.control import MCP_CLIENT, MCP_CLIENT_DESCRIPTION, ResumeOverrides
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import RunSpawned
 from retinue.core.limits import Limits
@@ -48,7 +48,6 @@ async def end_client(task: str, ctx: Context) -> str:
 
 
 CLIENT_LEFT = "The client has left."
-GONE_CLIENT = Profile(MCP_CLIENT, call=end_client, description=MCP_CLIENT_DESCRIPTION)
 
 
 class _KeptMember(msgspec.Struct, frozen=True):
@@ -106,7 +105,7 @@ class PlanRestorer:
     ) -> None:
         self._planner = planner
         self._tree = tree
-        self._profiles: tuple[Profile, ...] = (*overrides.profiles, GONE_CLIENT)
+        self._profiles: tuple[Profile, ...] = tuple(overrides.profiles)
         self._model = primary.model, overrides.model
         self._runtime = overrides.runtime
 
@@ -133,6 +132,8 @@ class PlanRestorer:
         if parent is not None and parent.rounds is not None:
             known[parent.rounds.evaluator.name.casefold()] = parent.rounds.evaluator
         found = known.get(kept.name.casefold())
+        if spawned.client:
+            return self._place(_make_gone_client(kept, spawned, found), primary=True)
         if found is None:
             try:
                 task = self._task(spawned, named=True)
@@ -218,6 +219,13 @@ def _list_tools(spawned: RunSpawned) -> list[str]:
 def _make_profile(kept: _StoredProfile, tools: list[str] | None) -> Profile:
     fields = {name: getattr(kept, name) for name in kept.__struct_fields__ if name not in ("runtime", "team")}
     return Profile(**fields, tools=tools)
+
+
+def _make_gone_client(kept: _StoredProfile, spawned: RunSpawned, given: Profile | None) -> Profile:
+    """Return the profile of a client that is gone, with its tools, which bound those of its subagents. Python functions
+    among them come from a Python profile with the client's name, if one is given again."""
+    tools = given.tools if given is not None and given.source == PYTHON else _list_tools(spawned)
+    return Profile(kept.name, call=end_client, description=kept.description, tools=tools)
 
 
 def _restore_team(kept: _StoredProfile, found: Profile | None) -> Profile:

@@ -71,7 +71,8 @@ class Continued(NamedTuple):
 
 class CheckedOrder(msgspec.Struct, frozen=True, gc=False):
     """An order that may be carried out, with its plan, the paths to read, the account to spend from, and the run to
-    continue, if any. The scratch workspace of the run takes over the folder `starts_from`."""
+    continue, if any. The scratch workspace of the run takes over the folder `starts_from`. The run of a `client` stands
+    for a program that spawns."""
 
     order: SpawnOrder
     plan: Plan
@@ -79,6 +80,7 @@ class CheckedOrder(msgspec.Struct, frozen=True, gc=False):
     account: Account | None
     continued: Continued | None = None
     starts_from: str = ""
+    client: bool = False
 
 
 class Spawner:
@@ -122,15 +124,14 @@ class Spawner:
         continued: Continued | None = None,
         caller: Caller | None = None,
         starts_from: str = "",
+        client: bool = False,
     ) -> Run:
         """Start a primary run in a new tree. Raises ConfigError for a wrong profile or model, and SpawnRefused if the
         `caller`, a run in another process, has no level left: then no run is made. A given `caller` has been narrowed
         to `ports.caller`."""
         if self._is_closed:
             raise RetinueError("this Retinue is closed")
-        caller = caller or self._find_caller()
-        if not caller.may_spawn:
-            raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
+        caller = self._find_caller(profile, caller)
         task, plan = self._plan_primary(profile, task, starts_from)
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
         if primary.depth == 0:
@@ -152,6 +153,7 @@ class Spawner:
                 readable=resolve_context_paths(task.context_paths, base=self._state.project),
                 continued=continued,
                 starts_from=starts_from,
+                client=client,
             ),
             parent=None,
             slot=SlotHolder(None),
@@ -163,10 +165,14 @@ class Spawner:
         self._trees.add(tree, root=run)
         return run
 
-    def _find_caller(self) -> Caller:
-        """Return the caller of the call that the current task serves, else the caller of this whole process."""
+    def _find_caller(self, profile: Profile | str, given: Caller | None) -> Caller:
+        """Return the given caller, else that of the call that the current task serves, else that of this whole process.
+        Raises SpawnRefused if the caller has no level left."""
         call = caller_limits.CALL.get()
-        return self._ports.caller if call is None else call.caller
+        caller = given or (self._ports.caller if call is None else call.caller)
+        if not caller.may_spawn:
+            raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
+        return caller
 
     def _plan_primary(self, profile: Profile | str, task: Task, starts_from: str) -> tuple[Task, Plan]:
         """Return a primary's task, with the paths and rounds that the settings grant, and its plan. Raises ConfigError
@@ -363,6 +369,8 @@ class Spawner:
             spawned = msgspec.structs.replace(
                 spawned, background=order.background, limits=order.limits, continues=order.continues
             )
+        if checked.client:
+            spawned = msgspec.structs.replace(spawned, client=True)
         if continued is not None:
             spawned = msgspec.structs.replace(spawned, continues=continued.run, origin=continued.tree)
         if parent is None and tree.trace_origin is not NO_ORIGIN:
