@@ -250,11 +250,5 @@ def _of_servers(name: str) -> bool:
     return name.startswith(PREFIX) or name == CODE_MODE
 
 
-def restore_workspace_kind(profile: Profile, spawned: RunSpawned) -> Profile:
-    """Return the profile with the kind of workspace that the run had, whatever the profile says now."""
-    kept = _read(spawned.profile, _StoredProfile)
-    return profile if profile.workspace == kept.workspace else replace(profile, workspace=kept.workspace)
-
-
 def _read(kept: msgspec.Raw | Any, shape: type[T]) -> T:
     return msgspec.json.decode(kept, type=shape) if isinstance(kept, msgspec.Raw) else msgspec.convert(kept, shape)

@@ -355,7 +355,7 @@ class Spawner:
             tools=plan.tools_json,
             model=plan.model_name,
             call_id=order.call_id,
-            queued=run.slot.is_queued,
+            workspace_kind=run.folders.kind,
             timeout_seconds=run.seconds,
             max_turns=run.max_turns,
             trace_id=tree.trace_id,
@@ -365,6 +365,8 @@ class Spawner:
             spawned = msgspec.structs.replace(spawned, max_tokens=own.tokens, max_cost=own.cost)
         if run.stall_timer is not None:
             spawned = msgspec.structs.replace(spawned, stall_seconds=run.stall_timer.seconds)
+        if run.slot.is_queued:
+            spawned = msgspec.structs.replace(spawned, queued=True)
         if order.background or order.limits is not None or order.continues is not None:
             spawned = msgspec.structs.replace(
                 spawned, background=order.background, limits=order.limits, continues=order.continues
@@ -491,13 +493,13 @@ def make_folders(
     snapshots = state.snapshots(ref.tree)
     others = (snapshots, *readable) if task.include_temp_workspace else tuple(readable)
     if kind == "shared":
-        return RunFolders(own, above, others, parent=folders_above)
+        return RunFolders(own, above, others, kind, parent=folders_above)
     workspace = f"{own}/workspace"
     if parent is None and plan.rounds is None:
         snapshots = ""  # nobody reads them: it has no siblings and no evaluator
     with_parent = (above, *others) if task.include_parent_workspace else others
     if kind == "scratch":
-        return RunFolders(own, workspace, with_parent, None, snapshots, parent=folders_above)
+        return RunFolders(own, workspace, with_parent, kind, None, snapshots, parent=folders_above)
     source_workspace, source = _find_source(state, parent, kind)
     if not (sandboxed and above == state.project):
         # A sandboxed copy of the project must not show the project itself, with its ignored files and git settings.
@@ -512,7 +514,7 @@ def make_folders(
         project=state.project,
         source_workspace=source_workspace,
     )
-    return RunFolders(own, workspace, others, copy, snapshots, parent=folders_above)
+    return RunFolders(own, workspace, others, kind, copy, snapshots, parent=folders_above)
 
 
 def start_from_workspace(folders: RunFolders, state: StateFolder, chain: Sequence[tuple[str, int]]) -> RunFolders:

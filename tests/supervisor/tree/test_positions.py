@@ -64,10 +64,12 @@ async def test_every_field_of_a_first_event(tmp_path: Path) -> None:
         "limits": limits, "context_paths": (path,), "include_parent_workspace": False, "include_temp_workspace": True,
         "continues": None, "origin": "", "traceparent": "", "baggage": "", "server": "", "reported": "",
         "remote_id": "", "request": request, "files": (), "conversation": False, "rounds": None,
+        "workspace_kind": "shared", "client": False,
     }  # fmt: skip
     told = fields(second)
     assert (told["parent"], told["depth"], told["background"], told["queued"]) == (0, 1, True, False)
     assert (told["call_id"], told["max_tokens"], told["max_cost"], told["limits"]) == ("call_1_1", None, None, None)
+    assert (told["workspace_kind"], told["client"]) == ("scratch", False)
     assert (second.trace_id, told["include_parent_workspace"]) == (first.trace_id, True)
 
 
