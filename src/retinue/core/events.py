@@ -79,7 +79,8 @@ class RunSpawned(Body, frozen=True, tag="run.spawned"):
 
 
 class RunStarted(Body, frozen=True, tag="run.started"):
-    """The run has its slot and begins. `sandbox` names the protections of the sandbox for its tools, as probed."""
+    """The run has its slot and begins. `sandbox` names the protections that a sandbox for its tools
+    will have, as probed."""
 
     runtime: str = "inherited"
     sandbox: tuple[str, ...] = ()
