@@ -11,7 +11,7 @@ import pytest
 
 from retinue.core.approvals import Allow, Approval, Deny, QuestionClosed, describe_closing
 from retinue.core.caller import NOBODY, Caller, ClientRequest
-from retinue.core.control import MCP_CLIENT, ClientOptions, Control, ResumeOverrides, RunHandle, SpawnBelow
+from retinue.core.control import ClientOptions, Control, ResumeOverrides, RunHandle, SpawnBelow
 from retinue.core.errors import Ambiguous, ConfigError, LogHeld, NoSlot, NotFound, RetinueError, SpawnRefused
 from retinue.core.events import (
     ApprovalDecided,
@@ -371,7 +371,7 @@ async def test_a_client_keeps_its_levels_when_its_tree_is_continued(
         monkeypatch.setenv(name, value)
     spawn = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "a"}]}}]}
     async with control(kind, tmp_path, script={EXPLORER: [spawn, "end"]}) as (_, c):
-        async with await c.open_client(ClientOptions(name=MCP_CLIENT, task="x")) as client:
+        async with await c.open_client(ClientOptions(name="caller", task="x")) as client:
             child = await client.spawn(EXPLORER, Task("a"))
             first = await child.result()
         again = await c.continue_run(child.tree, child.number, "again")

@@ -16,12 +16,22 @@ from retinue import Allow, Approval, ConfigError, Limits, Profile
 from retinue.control.client import ControlClient
 from retinue.control.server import ControlServer
 from retinue.core.control import ResumeOverrides
-from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, Message, RunEnded, ToolCall, ToolResult
+from retinue.core.events import (
+    ApprovalAsked,
+    ApprovalDecided,
+    Event,
+    Message,
+    RunEnded,
+    RunSpawned,
+    ToolCall,
+    ToolResult,
+)
 from retinue.core.messages import AssistantTurn, Call, ProviderToolCall, Reply
 from retinue.core.network import FULL
 from retinue.log.threads import fold_thread
 from retinue.testing import FixedPrices, scripted
 from tests.crash.test_library import Crash, notes
+from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 from tests.workspaces.kit import LINES, apply_copy, copied, repository, shell
 
@@ -154,6 +164,26 @@ async def gone_on(project: Path, events: Sequence[Event], profile: Profile, **op
     async with retinue.open(project / ".retinue", profiles=[CODER], **options) as r:
         run = await r.resume(events[0].tree, profiles=[profile])
         return [event async for event in run.events()]
+
+
+@needs_bubblewrap
+async def test_a_scratch_workspace_stays_one_in_a_stricter_runtime(tmp_path: Path) -> None:
+    """A sandboxed run in a repository would get a worktree, had it begun there."""
+    project = repository(tmp_path / "p")
+    agents = {
+        "main": [call("subagent_coder", task="go"), "end"],
+        "coder": [shell("echo 1 > b"), shell("cat b"), "done"],
+    }
+    coder = Profile("coder", "You code.")
+    profile = Profile("main", model=scripted(agents), tools=[coder])
+    async with retinue.open(project / ".retinue", mode="yes") as r:
+        whole = [event async for event in (await r.spawn(profile, "go")).events()]
+    assert [body.workspace_kind for body in bodies(whole, RunSpawned)] == ["shared", "scratch"]
+    shutil.rmtree(project / ".retinue/logs")
+    place = next(n for n, event in enumerate(whole, 1) if isinstance(event.body, ToolResult))
+    events = await gone_on(project, whole[:place], profile, mode="yes", runtime="isolated")
+    assert [result.text for result in bodies(events, ToolResult, run=1)] == ["", "1\n"]
+    assert events[-1].body.status == "done"
 
 
 async def test_a_parent_applies_the_changes_of_a_child_that_ended_before_the_crash(tmp_path: Path) -> None:

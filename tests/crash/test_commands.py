@@ -50,6 +50,18 @@ def test_ps_and_show_say_how_to_go_on(project: Project) -> None:
     assert "was interrupted" not in project.retinue("ps").stdout
 
 
+def test_a_run_with_the_name_of_a_client_is_resumed(project: Project) -> None:
+    profile = project.folder / ".agent/subagent_types/mcp-client/SUBAGENT.md"
+    profile.parent.mkdir(parents=True)
+    profile.write_text("---\nname: mcp-client\ndescription: Calls MCP servers\n---\nCall them.\n")
+    agents = {"mcp-client": ["called"]}
+    died = project.run("--yes", "--profile", "mcp-client", agents=agents, RETINUE_FAILPOINT="before-run.ended")
+    assert died.returncode == -signal.SIGKILL
+    assert "was interrupted: retinue resume " in project.retinue("ps").stdout
+    done = project.retinue("resume")
+    assert (done.returncode, done.stdout) == (0, "called\n"), done.stderr
+
+
 def test_what_cannot_be_resumed_is_said_in_one_line(project: Project) -> None:
     assert "there are no runs" in one_line_error(project.retinue("resume", "nothing"))
     with project.running("run", "go", "--model", project.script({"main": [{"hang": True}]}), quick=False) as process:

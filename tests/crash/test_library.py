@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 import retinue
-from retinue import Allow, Approval, ConfigError, Context, Limits, Profile, Retinue, tool
+from retinue import Allow, Approval, ConfigError, Context, Limits, Profile, Retinue, Task, tool
 from retinue.build.logs import open_log_reader
-from retinue.core.control import RunHandle
+from retinue.core.control import ClientOptions, RunHandle
 from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
@@ -277,6 +277,42 @@ async def test_a_python_function_is_not_called_again() -> None:
     called.clear()
     _, events = await crash.goes_on(whole[: started - 1])
     assert (called, events[-1].body.final_response) == (["x"], "fine")
+
+
+@pytest.mark.parametrize("name", ["client", "mcp-client", "main"])
+async def test_a_client_waits_for_its_subagents_when_its_tree_is_resumed(name: str) -> None:
+    async def never(task: str, ctx: Context) -> str:
+        raise AssertionError
+
+    _, functions = notes()
+    given = [Profile(name, call=never, tools=["glob", *functions])]
+    helper = Profile("helper", model=scripted({"helper": ["found"]}), tools=["glob"])
+    crash = Crash(helper)
+    for tools, profiles in ((["glob"], [helper]), (["glob", *functions], [helper, *given])):
+        async with retinue.open(**crash.options) as r:
+            async with await r.control.open_client(ClientOptions(name=name, task="x", tools=tools)) as client:
+                await (await client.spawn(helper, Task("look", label="search"))).result()
+                granted = {tool.name for tool in r.control.trees[client.tree].runs[0].plan.specs}
+            whole = await r.control.log.read(client.tree)
+        assert [body.client for body in bodies(whole, RunSpawned)] == [True, False]
+        started = next(n for n, event in enumerate(whole, 1) if event.run == 1 and isinstance(event.body, RunStarted))
+        async with crash.after(whole[:started]) as r:
+            run = await r.resume(whole[0].tree, profiles=profiles)
+            assert {tool.name for tool in r.control.trees[run.tree].runs[0].plan.specs} == granted
+            result = await run.result()
+        assert (result.status, result.final_response) == ("done", "search: found")
+
+
+@pytest.mark.parametrize("name", ["client", "mcp-client"])
+async def test_a_function_with_the_name_of_a_client_is_a_function(name: str) -> None:
+    async def agent(task: str, ctx: Context) -> str:
+        return "fine"
+
+    crash = Crash(Profile(name, call=agent))
+    whole = await crash.events()
+    assert not bodies(whole, RunSpawned)[0].client
+    _, events = await crash.goes_on(whole[:1])
+    assert events[-1].body.final_response == "fine"
 
 
 async def test_what_the_log_cannot_keep_has_to_be_given() -> None:

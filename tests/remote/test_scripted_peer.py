@@ -22,6 +22,7 @@ from retinue.core.events import (
     RunRemote,
     RunStarted,
     ToolCall,
+    ToolResult,
     TurnEnded,
     TurnStarted,
     UsageReported,
@@ -86,11 +87,12 @@ async def test_limits_and_trace_travel_down_and_the_reference_is_logged_before_t
 
 async def test_a_run_streams_asks_hears_and_spends_from_our_budget(tmp_path: Path) -> None:
     async def script(run: PeerRun) -> None:
-        run.say(RunStarted("theirs", ("net",)))
+        run.say(RunStarted("theirs", ("net", "proxy")))
         run.say(TurnStarted(1))
         run.say(ASKED)
         assert isinstance(await run.answers.get(), Allow)
         assert await run.words.get() == "left"
+        run.say(ToolResult("c1", "shell", "fine", sandbox=("net",)))
         run.say(UsageReported("their-model", Usage(70, 30)))
         run.say(ending("over"))
 
@@ -106,8 +108,8 @@ async def test_a_run_streams_asks_hears_and_spends_from_our_budget(tmp_path: Pat
     assert (result.status, result.runtime, result.sandbox) == ("done", "scripted", ("net",))
     assert run.account is not None and run.account.spent.tokens == 100
     assert said(await supervisor.log.read(run.ref.tree)) == [
-        "run.started", "turn.started", "approval.asked", "approval.decided", "tool.started", "inbox", "usage",
-        "run.ended",
+        "run.started", "turn.started", "approval.asked", "approval.decided", "tool.started", "inbox", "tool.result",
+        "usage", "run.ended",
     ]  # fmt: skip
     await supervisor.close()
 

@@ -18,6 +18,7 @@ from retinue.core.approvals import Approval, Deny
 from retinue.core.events import UNKNOWN_AFTER_CRASH, Delta, Event, RunEnded, ToolResult
 from retinue.core.ports import AttachedApprover
 from retinue.core.profiles import Profile, Task
+from retinue.core.rules import CODE_MODE
 from retinue.sandbox.box import Box
 from retinue.sandbox.builder import SandboxBuilder
 from retinue.sandbox.hints import find_program_hint
@@ -143,7 +144,25 @@ async def test_a_tool_server_that_dies_costs_the_call_and_is_started_again() -> 
     results = bodies(events, ToolResult)
     assert [body.outcome for body in results] == [UNKNOWN_AFTER_CRASH, ""]
     assert results[1].text == "here\n"
+    assert [body.sandbox for body in results] == [("none",), ("none",)]  # of each sandbox that stood
     assert (bodies(events, RunEnded)[0].status, builder.starts) == ("done", 2)
+
+
+async def test_a_program_names_the_sandbox_in_which_it_ran() -> None:
+    profile = Profile(
+        "main",
+        model=scripted({"main": [call(CODE_MODE, code="print(1)"), ECHO, {"text": "x"}]}),
+        runtime="isolated",
+        workspace="scratch",
+        tools=[CODE_MODE, "shell"],
+    )
+    owner = make_supervisor(Parts(Path.cwd(), mode="yes"))
+    with use_sandbox(ToolServerSandbox(NoProtection(SERVES))):
+        run = owner.spawner.spawn_primary(profile, Task("go"))
+        events = [event async for event in owner.watch(run.ref.tree) if not isinstance(event, Delta)]
+        await owner.close()
+    assert [body.sandbox for body in bodies(events, ToolResult)] == [("none",), ()]
+    assert run.result().sandbox == ("none",)
 
 
 async def test_a_call_that_a_dying_tool_server_did_not_accept_runs_in_the_next_one() -> None:
@@ -214,6 +233,7 @@ async def test_a_start_that_fails_means_that_the_call_was_not_run() -> None:
         in first.text
     )
     assert (first.success, first.outcome, second.text) == (False, "", "here\n")
+    assert (first.sandbox, second.sandbox) == ((), ("none",))
     assert (bodies(events, RunEnded)[0].status, builder.starts) == ("done", 2)
 
 

@@ -160,13 +160,18 @@ def test_doctor_fails_if_the_sandbox_that_runs_ask_for_cannot_be_built(tmp_path:
 
 @needs_bubblewrap
 async def test_the_mode_is_a_setting_and_the_result_says_which_sandbox_stood(tmp_path: Path) -> None:
+    """A run that only talks starts no sandbox: none stood."""
     tmp_path.chmod(0o755)
     (tmp_path / "s.yaml").write_text("agents: {main: [{text: hello}]}\n")
+    look = scripted({"main": [call("glob", pattern="*"), "hello"]})
     config = tmp_path / "retinue.yaml"
     config.write_text("model: scripted:s.yaml\norchestrator: {coordination: {subagent_runtime_mode: isolated}}\n")
     async with retinue.open(project=tmp_path, config=config) as r:
-        result = await r.run(Profile("main"), "go")
-    assert (result.status, result.runtime) == ("done", "isolated")
+        run = await r.spawn(Profile("main"), "go")
+        talked, result = await run.result(), await r.run(Profile("main", model=look), "go")
+        [started] = [event.body async for event in run.events() if isinstance(event.body, RunStarted)]
+    assert (talked.status, talked.runtime, talked.sandbox) == ("done", "isolated", ())
+    assert (result.status, result.runtime, result.sandbox) == ("done", "isolated", started.sandbox)
     assert {"pid", "mount", "net", "seccomp", "rlimits"} <= set(result.sandbox)
     assert result.to_json()["sandbox"] == result.sandbox
 

@@ -12,9 +12,10 @@ import pytest
 import retinue
 from retinue import Allow, Approval, Deny, Profile
 from retinue.core.errors import RetinueError
-from retinue.core.events import ApprovalAsked, ToolResult
+from retinue.core.events import ApprovalAsked, RunSpawned, ToolResult
 from retinue.testing import scripted
 from retinue.workspaces import atomic_apply, copies
+from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call
 from tests.surfaces.cli.shell import SOURCE
 from tests.workspaces.kit import LINES, apply_copy, changes, copied, hashed, repository, seen, shell, work
@@ -345,3 +346,14 @@ async def test_the_library_shows_and_applies(tmp_path: Path) -> None:
             await plain.diff()
     assert (project / "b").read_text() == "1\n"
     assert not (project / ".retinue").exists()
+
+
+@needs_bubblewrap
+async def test_a_sandboxed_run_without_a_repository_works_in_no_copy(tmp_path: Path) -> None:
+    """Only in a repository, a subagent whose profile names no workspace gets a copy."""
+    model = scripted({"main": [call("subagent_helper", task="go"), "done"], "helper": ["fine"]})
+    profile = Profile("main", model=model, tools=[Profile("helper", runtime="isolated")], runtime="isolated")
+    async with retinue.open(project=tmp_path, mode="yes") as r:
+        run = await r.spawn(profile, "go")
+        first, second = bodies([event async for event in run.events()], RunSpawned)
+    assert copies.is_unmade(first) and not copies.is_unmade(second)

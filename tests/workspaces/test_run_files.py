@@ -13,7 +13,7 @@ from retinue.workspaces.run_folders import RunFolders
 
 @pytest.fixture
 def folders(tmp_path: Path) -> RunFolders:
-    return RunFolders(str(tmp_path / "0"), str(tmp_path / "0" / "workspace"), ())
+    return RunFolders(str(tmp_path / "0"), str(tmp_path / "0" / "workspace"), (), "scratch")
 
 
 @pytest.fixture

@@ -27,8 +27,6 @@ from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.replies import SpokenText
 from retinue.core.results import ChangedFile, OutputT_co, Result
 
-MCP_CLIENT = "mcp-client"  # the agent of a run that represents an MCP client
-MCP_CLIENT_DESCRIPTION = "An MCP client: run 0 of the tree of what it delegates"
 ONLY_IN_PROCESS = "{what} works only in the process that has the runs"
 ONLY_WATCHED = "{who} is only watched here: it runs {where}, which cannot receive messages from here"
 INTERRUPTED = "{tree}/{run} was interrupted: `retinue resume {tree}` resumes it"

@@ -35,7 +35,9 @@ class RunSpawned(Body, frozen=True, tag="run.spawned"):
     `remote_id` is the peer's id for a remote run that we did not start; `server` is the reporting MCP server, if any.
     `reported` is the run id under which our own tree is reported to another process. `request` is the client request
     that a primary answers. `files` are copied into the workspace before the run begins. A `conversation` waits for the
-    next message after each answer. With `rounds` the run answers several times."""
+    next message after each answer. With `rounds` the run answers several times. `workspace_kind` says what `workspace`
+    is, which a profile may leave open. A `client` is a program that spawns the other runs of the tree, and does no work
+    itself."""
 
     parent: int | None
     label: str
@@ -72,10 +74,13 @@ class RunSpawned(Body, frozen=True, tag="run.spawned"):
     files: tuple[str, ...] = ()
     conversation: bool = False
     rounds: Rounds | None = None
+    workspace_kind: str = ""
+    client: bool = False
 
 
 class RunStarted(Body, frozen=True, tag="run.started"):
-    """The run has its slot and begins. `sandbox` names the protections of the sandbox for its tools, as probed."""
+    """The run has its slot and begins. `sandbox` names the protections that a sandbox for its tools
+    will have, as probed."""
 
     runtime: str = "inherited"
     sandbox: tuple[str, ...] = ()

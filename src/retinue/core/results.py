@@ -124,9 +124,10 @@ class Result(msgspec.Struct, Generic[OutputT_co], frozen=True, gc=False):
     `final_response` is the text given to the parent. `partial` is the last text of an unfinished run. `replies` are
     all replies without tool calls, in order; `final_response` has only the replies since the user's last message.
     `changed_files` are files changed in the run's own copied workspace, of `changed_count` in all. `sandbox` names the
-    protections of its tools. `cost` is in US dollars, or None if a price is unknown. `code` is `unconfirmed` for a run
-    that had nobody to ask. `team` has the contributions of a team's members; `workspace` and `changed_files` then
-    belong to the presented work. `rounds` are the rounds of a run that answered several times."""
+    protections of the sandbox in which its tools ran, and is empty if no call needed one. `cost` is in US dollars, or
+    None if a price is unknown. `code` is `unconfirmed` for a run that had nobody to ask. `team` has the contributions
+    of a team's members; `workspace` and `changed_files` then belong to the presented work. `rounds` are the rounds of a
+    run that answered several times."""
 
     name: str
     final_response: str

@@ -70,6 +70,7 @@ NOTHING = Decimal(0)
 class RunView(Struct, eq=False, gc=False):
     """One run, folded from its events.
 
+    `place` is where the run was to work, and `sandbox` names the protections of the sandbox that a call has reported.
     `unpriced` counts the tokens of calls without a known price. `away` are the seconds in which no process had the run
     or it waited for a message; `waiting_since` is the start of the current wait. `stored_state` is the state of a run
     restored from the index, whose calls and questions are not loaded. Without `keeps_texts` the view keeps no
@@ -83,6 +84,7 @@ class RunView(Struct, eq=False, gc=False):
     spawned: RunSpawned
     started_at: float | None = None
     place: RunStarted | None = None
+    sandbox: tuple[str, ...] = ()
     remote: RunRemote | None = None
     ended_at: float | None = None
     ended: RunEnded | None = None
@@ -168,7 +170,7 @@ class RunView(Struct, eq=False, gc=False):
             case RunStarted():
                 if self.started_at is None:
                     self.started_at = event.at
-                self.place = body  # a resumed run can start in another place
+                self.place, self.sandbox = body, ()  # a resumed run can start in another place
             case RunWaiting():
                 self.waiting_since = event.at
                 self.calls, self.approvals = (), ()
@@ -234,8 +236,8 @@ class RunView(Struct, eq=False, gc=False):
         self.calls += (call,)
 
     def _apply_result(self, result: ToolResult, event: Event) -> None:
-        if result.sandbox and self.place is not None:  # the protections of the sandbox that really started
-            self.place = structs.replace(self.place, sandbox=result.sandbox)
+        if result.sandbox:
+            self.sandbox = result.sandbox
         call = self._take_call(result.call_id)
         if not self.keeps_texts:
             return
@@ -421,7 +423,7 @@ class RunView(Struct, eq=False, gc=False):
             made.changed_files,
             made.changed_count,
             "inherited" if place is None else place.runtime,
-            () if place is None else place.sandbox,
+            self.sandbox,
             ended.code,
             tuple([child.result(tree) for child in self.children if child.ended is not None]) if self.children else (),
             self.replies,

@@ -419,7 +419,8 @@ class ToolServerSession:
                 if result.file:
                     await asyncio.to_thread(mask_outputs, server.box.outputs, only=result.file)
                 return self._make_outcome(tool, result, server)
-        return Outcome(LOST_SANDBOX_TEXT, success=False, code=UNKNOWN_AFTER_CRASH)
+        protections = self._take_protections(server)
+        return Outcome(LOST_SANDBOX_TEXT, success=False, code=UNKNOWN_AFTER_CRASH, sandbox=protections)
 
     async def close(self) -> None:
         """End the sandbox. Raises an error that ends the run if it occurred while no call was running."""
@@ -513,9 +514,13 @@ class ToolServerSession:
         if not result.success and tool.spec.name in COMMANDS and (note := self._find_hint(text, server)):
             text = f"{text}\n{note}"
         file = find_output(server.box.outputs, result.file) if result.file else ""
+        return Outcome(text, result.success, file=file, sandbox=self._take_protections(server))
+
+    def _take_protections(self, server: ToolServerConnection) -> tuple[str, ...]:
+        """Return the protections of the sandbox for the first call that reports them, else nothing."""
         protections = () if server.is_used else self._sandbox.protections
         server.is_used = True
-        return Outcome(text, result.success, file=file, sandbox=protections)
+        return protections
 
     def _find_hint(self, text: str, server: ToolServerConnection) -> str:
         """Return hints for a command that failed because of limits of its sandbox, or ""."""

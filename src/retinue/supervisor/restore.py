@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import msgspec
 from msgspec import UNSET
 
 from retinue.core.approvals import Allow, Decision, Deny
-from retinue.core.control import MCP_CLIENT, RAN_ELSEWHERE, ResumeOverrides
+from retinue.core.control import RAN_ELSEWHERE, ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import (
     UNKNOWN_AFTER_CRASH,
@@ -37,7 +36,7 @@ from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef, ToolSpec
 from retinue.core.plans import Plan
 from retinue.core.ports import Outcome, SpawnedRun, SpawnOrder
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import WORKSPACES, Profile, Task, WorkspaceName
 from retinue.core.teams import NEW_ANSWER
 from retinue.log.runs import Runs, RunView
 from retinue.log.threads import (
@@ -61,7 +60,7 @@ from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrow_policy
 from retinue.supervisor.ports import SupervisorPorts
-from retinue.supervisor.restore_plans import PlanRestorer, end_client, restore_workspace_kind
+from retinue.supervisor.restore_plans import PlanRestorer, end_client
 from retinue.supervisor.run import Run
 from retinue.supervisor.run_events import write_lost_result
 from retinue.supervisor.run_roles import ChildServices
@@ -70,7 +69,7 @@ from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.spawner import Continued, Spawner, find_depth, make_folders, start_from_workspace
 from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class
-from retinue.workspaces.run_folders import RunFolders, resolve_context_paths
+from retinue.workspaces.run_folders import RunFolders, is_other_folder, resolve_remaining_paths
 from retinue.workspaces.workspace import find_workspace_kind
 
 NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it was lost when the process died."
@@ -309,8 +308,7 @@ class TreeRestorer:
         primary, caller = self.view.runs[0], self._ports.caller
         then = primary.spawned.limits or Limits()
         whole = self._overrides.limits.override(then.override(plan.profile.limits.override(self._spawner.limits)))
-        is_client = primary.agent == MCP_CLIENT and not primary.spawned.model
-        return (caller.as_client() if is_client else caller).narrow(whole)
+        return (caller.as_client() if primary.spawned.client else caller).narrow(whole)
 
     def _make_run(self, tree: Tree, view: RunView, parent: Run | None, plan: Plan) -> Run:
         spawned = view.spawned
@@ -353,23 +351,17 @@ class TreeRestorer:
         return run
 
     def _make_folders(self, view: RunView, ref: RunRef, parent: Run | None, plan: Plan, task: Task) -> RunFolders:
-        """Return the folders of a run as before. The log only says whether the workspace belonged to the run or to its
-        parent: the path is never taken from the log. Raises ConfigError for a workspace outside this project."""
+        """Return the folders of a run as before. The log only says what kind of workspace the run had: the path is
+        never taken from the log. Raises ConfigError for a workspace outside this project."""
         state, spawned, is_ended = self._state, view.spawned, view.ended is not None
-        there = [] if is_ended else [path for path in spawned.context_paths if Path(state.project, path).exists()]
-        readable = resolve_context_paths(there, base=state.project)
-        own = f"{state.run_folder(ref.tree, ref.run)}/workspace"
-        has_own = spawned.workspace == own or spawned.workspace.endswith(f"/runs/{ref.tree}/{ref.run}/workspace")
-        profile = (
-            restore_workspace_kind(plan.profile, spawned) if has_own else replace(plan.profile, workspace="shared")
-        )
+        readable = [] if is_ended else resolve_remaining_paths(spawned.context_paths, base=state.project)
+        profile = replace(plan.profile, workspace=_read_workspace_kind(spawned))
         folders = make_folders(state, ref, parent, replace(plan, profile=profile), task, readable)
-        if has_own:
-            if spawned.continues is not None:
-                chain = list_continued(self._histories, self.id, spawned)
-                folders = start_from_workspace(folders, state, chain)
-            return msgspec.structs.replace(folders, path=own)
-        if not is_ended and folders.path != spawned.workspace and Path(spawned.workspace).is_dir():
+        if not folders.is_shared:
+            if spawned.continues is None:
+                return folders
+            return start_from_workspace(folders, state, list_continued(self._histories, self.id, spawned))
+        if not is_ended and is_other_folder(folders, spawned.workspace):
             raise ConfigError(OUTSIDE.format(run=f"{self.id}/{view.number}", workspace=spawned.workspace))
         return folders
 
@@ -501,6 +493,11 @@ def _will_be_reported(run: AdoptedRun) -> bool:
     peer."""
     above = next(each for each in run.lineage if not isinstance(each, AdoptedRun))
     return not run.view.spawned.server and not above.ended and is_driven_remotely(above)
+
+
+def _read_workspace_kind(spawned: RunSpawned) -> WorkspaceName:
+    """Return the kind of workspace that a run had. A kind that is unknown here gives the run no folder of its own."""
+    return next((kind for kind in WORKSPACES if kind == spawned.workspace_kind), "shared")
 
 
 def _runtime_of(view: RunView) -> object:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from retinue.core.context import Context
-from retinue.core.control import MCP_CLIENT, MCP_CLIENT_DESCRIPTION, ResumeOverrides
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import RunSpawned
 from retinue.core.limits import Limits
@@ -48,7 +48,6 @@ async def end_client(task: str, ctx: Context) -> str:
 
 
 CLIENT_LEFT = "The client has left."
-GONE_CLIENT = Profile(MCP_CLIENT, call=end_client, description=MCP_CLIENT_DESCRIPTION)
 
 
 class _KeptMember(msgspec.Struct, frozen=True):
@@ -106,7 +105,7 @@ class PlanRestorer:
     ) -> None:
         self._planner = planner
         self._tree = tree
-        self._profiles: tuple[Profile, ...] = (*overrides.profiles, GONE_CLIENT)
+        self._profiles: tuple[Profile, ...] = tuple(overrides.profiles)
         self._model = primary.model, overrides.model
         self._runtime = overrides.runtime
 
@@ -133,6 +132,8 @@ class PlanRestorer:
         if parent is not None and parent.rounds is not None:
             known[parent.rounds.evaluator.name.casefold()] = parent.rounds.evaluator
         found = known.get(kept.name.casefold())
+        if spawned.client:
+            return self._place(_make_gone_client(kept, spawned, found), primary=True)
         if found is None:
             try:
                 task = self._task(spawned, named=True)
@@ -220,6 +221,13 @@ def _make_profile(kept: _StoredProfile, tools: list[str] | None) -> Profile:
     return Profile(**fields, tools=tools)
 
 
+def _make_gone_client(kept: _StoredProfile, spawned: RunSpawned, given: Profile | None) -> Profile:
+    """Return the profile of a client that is gone, with its tools, which bound those of its subagents. Python functions
+    among them come from a Python profile with the client's name, if one is given again."""
+    tools = given.tools if given is not None and given.source == PYTHON else _list_tools(spawned)
+    return Profile(kept.name, call=end_client, description=kept.description, tools=tools)
+
+
 def _restore_team(kept: _StoredProfile, found: Profile | None) -> Profile:
     """Return the team as before: the team that is given again, or its profile with the members from the log."""
     assert kept.team is not None
@@ -240,12 +248,6 @@ def _restore_team(kept: _StoredProfile, found: Profile | None) -> Profile:
 def _of_servers(name: str) -> bool:
     """Return True if a tool comes and goes with MCP servers. The plan reports such tools as missing."""
     return name.startswith(PREFIX) or name == CODE_MODE
-
-
-def restore_workspace_kind(profile: Profile, spawned: RunSpawned) -> Profile:
-    """Return the profile with the kind of workspace that the run had, whatever the profile says now."""
-    kept = _read(spawned.profile, _StoredProfile)
-    return profile if profile.workspace == kept.workspace else replace(profile, workspace=kept.workspace)
 
 
 def _read(kept: msgspec.Raw | Any, shape: type[T]) -> T:

@@ -71,7 +71,8 @@ class Continued(NamedTuple):
 
 class CheckedOrder(msgspec.Struct, frozen=True, gc=False):
     """An order that may be carried out, with its plan, the paths to read, the account to spend from, and the run to
-    continue, if any. The scratch workspace of the run takes over the folder `starts_from`."""
+    continue, if any. The scratch workspace of the run takes over the folder `starts_from`. The run of a `client` stands
+    for a program that spawns."""
 
     order: SpawnOrder
     plan: Plan
@@ -79,6 +80,7 @@ class CheckedOrder(msgspec.Struct, frozen=True, gc=False):
     account: Account | None
     continued: Continued | None = None
     starts_from: str = ""
+    client: bool = False
 
 
 class Spawner:
@@ -122,15 +124,14 @@ class Spawner:
         continued: Continued | None = None,
         caller: Caller | None = None,
         starts_from: str = "",
+        client: bool = False,
     ) -> Run:
         """Start a primary run in a new tree. Raises ConfigError for a wrong profile or model, and SpawnRefused if the
         `caller`, a run in another process, has no level left: then no run is made. A given `caller` has been narrowed
         to `ports.caller`."""
         if self._is_closed:
             raise RetinueError("this Retinue is closed")
-        caller = caller or self._find_caller()
-        if not caller.may_spawn:
-            raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
+        caller = self._find_caller(profile, caller)
         task, plan = self._plan_primary(profile, task, starts_from)
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
         if primary.depth == 0:
@@ -152,6 +153,7 @@ class Spawner:
                 readable=resolve_context_paths(task.context_paths, base=self._state.project),
                 continued=continued,
                 starts_from=starts_from,
+                client=client,
             ),
             parent=None,
             slot=SlotHolder(None),
@@ -163,10 +165,14 @@ class Spawner:
         self._trees.add(tree, root=run)
         return run
 
-    def _find_caller(self) -> Caller:
-        """Return the caller of the call that the current task serves, else the caller of this whole process."""
+    def _find_caller(self, profile: Profile | str, given: Caller | None) -> Caller:
+        """Return the given caller, else that of the call that the current task serves, else that of this whole process.
+        Raises SpawnRefused if the caller has no level left."""
         call = caller_limits.CALL.get()
-        return self._ports.caller if call is None else call.caller
+        caller = given or (self._ports.caller if call is None else call.caller)
+        if not caller.may_spawn:
+            raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
+        return caller
 
     def _plan_primary(self, profile: Profile | str, task: Task, starts_from: str) -> tuple[Task, Plan]:
         """Return a primary's task, with the paths and rounds that the settings grant, and its plan. Raises ConfigError
@@ -349,7 +355,7 @@ class Spawner:
             tools=plan.tools_json,
             model=plan.model_name,
             call_id=order.call_id,
-            queued=run.slot.is_queued,
+            workspace_kind=run.folders.kind,
             timeout_seconds=run.seconds,
             max_turns=run.max_turns,
             trace_id=tree.trace_id,
@@ -359,10 +365,14 @@ class Spawner:
             spawned = msgspec.structs.replace(spawned, max_tokens=own.tokens, max_cost=own.cost)
         if run.stall_timer is not None:
             spawned = msgspec.structs.replace(spawned, stall_seconds=run.stall_timer.seconds)
+        if run.slot.is_queued:
+            spawned = msgspec.structs.replace(spawned, queued=True)
         if order.background or order.limits is not None or order.continues is not None:
             spawned = msgspec.structs.replace(
                 spawned, background=order.background, limits=order.limits, continues=order.continues
             )
+        if checked.client:
+            spawned = msgspec.structs.replace(spawned, client=True)
         if continued is not None:
             spawned = msgspec.structs.replace(spawned, continues=continued.run, origin=continued.tree)
         if parent is None and tree.trace_origin is not NO_ORIGIN:
@@ -483,13 +493,13 @@ def make_folders(
     snapshots = state.snapshots(ref.tree)
     others = (snapshots, *readable) if task.include_temp_workspace else tuple(readable)
     if kind == "shared":
-        return RunFolders(own, above, others, parent=folders_above)
+        return RunFolders(own, above, others, kind, parent=folders_above)
     workspace = f"{own}/workspace"
     if parent is None and plan.rounds is None:
         snapshots = ""  # nobody reads them: it has no siblings and no evaluator
     with_parent = (above, *others) if task.include_parent_workspace else others
     if kind == "scratch":
-        return RunFolders(own, workspace, with_parent, snapshots=snapshots, parent=folders_above)
+        return RunFolders(own, workspace, with_parent, kind, snapshots=snapshots, parent=folders_above)
     source_workspace, source = _find_source(state, parent, kind)
     if not (sandboxed and above == state.project):
         # A sandboxed copy of the project must not show the project itself, with its ignored files and git settings.
@@ -504,7 +514,7 @@ def make_folders(
         project=state.project,
         source_workspace=source_workspace,
     )
-    return RunFolders(own, workspace, others, workspace_copy=copy, snapshots=snapshots, parent=folders_above)
+    return RunFolders(own, workspace, others, kind, workspace_copy=copy, snapshots=snapshots, parent=folders_above)
 
 
 def start_from_workspace(folders: RunFolders, state: StateFolder, chain: Sequence[tuple[str, int]]) -> RunFolders:

@@ -146,7 +146,7 @@ class Supervisor:
         caller = narrow_caller(self.caller, options.caller).as_client()
         await self.prepare(profile)
         run = self.spawner.spawn_primary(
-            profile, Task(options.task), limits=options.limits, narrow=options.narrow, caller=caller
+            profile, Task(options.task), limits=options.limits, narrow=options.narrow, caller=caller, client=True
         )
 
         async def leave() -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from retinue.core.changes import ApplyPlan, ChangedLines, Changes, RunCopy
 from retinue.core.errors import RetinueError
-from retinue.core.events import RunSpawned, decode_raw
+from retinue.core.events import RunSpawned
 from retinue.core.results import ChangedFile
 from retinue.workspaces import atomic_apply, merge
 from retinue.workspaces.capture import describe_change, list_changed_paths
@@ -35,7 +35,6 @@ from retinue.workspaces.workspace import (
 )
 
 COPIES = ("copy", "worktree")
-SANDBOXED = ("isolated", "container")
 NO_COPY = "{who} worked in no copy, so there is nothing to apply: its workspace is {workspace}"
 ELSEWHERE = "{who} ran in the MCP server '{server}': it worked there, so there is nothing of it here to apply"
 NOTHING = "{who} changed no files"
@@ -178,10 +177,7 @@ def find_copy(state: str, tree: str, run: int, *, live: bool = False) -> CopiedW
 
 def is_unmade(spawned: RunSpawned) -> bool:
     """Return True if the run's copy was never created, because no call of the run needed it."""
-    profile = decode_raw(spawned.profile)
-    kind, is_sandboxed = profile.get("workspace"), profile.get("runtime") in SANDBOXED
-    has_copy = kind in COPIES or (kind is None and is_sandboxed)
-    return has_copy and not spawned.server and not Path(spawned.workspace).exists()
+    return spawned.workspace_kind in COPIES and not Path(spawned.workspace).exists()
 
 
 def explain_missing_copy(who: str, spawned: RunSpawned) -> str:

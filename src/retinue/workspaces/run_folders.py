@@ -17,6 +17,7 @@ import msgspec
 
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import EVENT_BYTES
+from retinue.core.profiles import WorkspaceName
 from retinue.core.secrets import clean_text
 from retinue.files.opening import AnyPath
 from retinue.files.private import ensure_private_folder, make_private_folder, open_private_file, write_private_file
@@ -58,7 +59,8 @@ class StateFolder:
 
 
 class RunFolders(msgspec.Struct, eq=False, gc=False):
-    """The folders of one run. The run writes `workspace`, and reads only `workspace` and the other `roots`.
+    """The folders of one run. The run writes `workspace`, which is of this `kind`, and reads only `workspace` and the
+    other `roots`.
 
     `workspace_copy` describes a copied workspace, and `is_made` is True once the workspace was created. `snapshots`
     holds the run's files for its siblings. `parent` is the RunFolders of the parent run. `hidden_paths` are path
@@ -68,6 +70,7 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
     own: str
     path: str
     readable: Sequence[str]
+    kind: WorkspaceName = "shared"
     workspace_copy: Workspace | None = None
     snapshots: str = ""
     changes: ChangesRecord | None = None
@@ -84,7 +87,7 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
     @property
     def is_shared(self) -> bool:
         """Return True if the run works in a folder that is not its own: the project, or the workspace of its parent."""
-        return self.path != f"{self.own}/workspace"
+        return self.kind == "shared"
 
     @property
     def used(self) -> bool:
@@ -214,3 +217,14 @@ def resolve_context_paths(paths: Sequence[str], *, base: str) -> list[str]:
             raise ConfigError(f"context_paths[{index}] is '{path}', which has everything in it: name a folder")
         found.append(resolved)
     return found
+
+
+def resolve_remaining_paths(paths: Sequence[str], *, base: str) -> list[str]:
+    """Return the context paths that still exist, as absolute paths."""
+    return resolve_context_paths([path for path in paths if (Path(base) / path).exists()], base=base)
+
+
+def is_other_folder(folders: RunFolders, workspace: str) -> bool:
+    """Return True if `workspace`, where the log says that the run worked, is an existing folder and not the one of
+    `folders`."""
+    return workspace != folders.path and Path(workspace).is_dir()

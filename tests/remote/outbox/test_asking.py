@@ -95,10 +95,11 @@ async def test_what_the_file_says_is_data_with_ids_and_paths_of_ours(tmp_path: P
     async with asking(tmp_path) as (run, outbox, name):
         lines = [
             line("run.spawned", label="main", depth=0, task="t", subagent_id="s", workspace="/evil", parent=None),
-            line("run.started", runtime="inherited", sandbox=["net", "x" * 9999]),
+            line("run.started", runtime="inherited", sandbox=["uid"]),
             line("run.started", run=7, sandbox=["of nobody"]),
             line("message", text="\x1b[2Jhello"),
             line("tool.call", call_id="c" * 9999, name="n" * 9999, args={}),
+            line("tool.result", call_id="c" * 9999, name="n" * 9999, text="", sandbox=["net", "x" * 9999]),
             line("run.resumed"),
             line("usage", model="m", usage={"input_tokens": -5, "output_tokens": 1}),
             line("usage", model="m", usage={"input_tokens": 5, "output_tokens": 1}, cost="NaN"),

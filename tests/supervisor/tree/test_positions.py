@@ -23,10 +23,10 @@ def test_every_field_of_a_result() -> None:
     changed = (ChangedFile("added", "file"),)
     ended = RunEnded("failed", "final_response", 3, "error_details", "partial", "structured", "", changed, 9, "code")
     logs = (ToolLog("read", "Read", "", "1 lines", True, 0),)
-    place = RunStarted("isolated", ("uid",))
+    place = RunStarted("isolated", ("uid", "net"))
     view = RunView(
-        7, "path", "name", 0.0, spawned, place=place, ended=ended, turns=1, tool_count=2, tool_logs=logs,
-        usage=Usage(5, 6), cost=Decimal(4), warnings=("warning",),
+        7, "path", "name", 0.0, spawned, place=place, sandbox=("uid",), ended=ended, turns=1, tool_count=2,
+        tool_logs=logs, usage=Usage(5, 6), cost=Decimal(4), warnings=("warning",),
     )  # fmt: skip
     result = view.result("tree")
     found = {name: getattr(result, name) for name in result.__struct_fields__ if name != "parse"}
@@ -64,10 +64,12 @@ async def test_every_field_of_a_first_event(tmp_path: Path) -> None:
         "limits": limits, "context_paths": (path,), "include_parent_workspace": False, "include_temp_workspace": True,
         "continues": None, "origin": "", "traceparent": "", "baggage": "", "server": "", "reported": "",
         "remote_id": "", "request": request, "files": (), "conversation": False, "rounds": None,
+        "workspace_kind": "shared", "client": False,
     }  # fmt: skip
     told = fields(second)
     assert (told["parent"], told["depth"], told["background"], told["queued"]) == (0, 1, True, False)
     assert (told["call_id"], told["max_tokens"], told["max_cost"], told["limits"]) == ("call_1_1", None, None, None)
+    assert (told["workspace_kind"], told["client"]) == ("scratch", False)
     assert (second.trace_id, told["include_parent_workspace"]) == (first.trace_id, True)
 
 

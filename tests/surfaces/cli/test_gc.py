@@ -121,7 +121,7 @@ async def test_space_is_given_back(project: Project) -> None:
     log = SqliteReader(state / "logs")
     [file] = log.list_files()
     assert file.stat().st_size > 2_000_000
-    with open_file(file) as db:
+    with open_log_file(file) as db:
         packed: bytes = db.execute("SELECT lines FROM batches ORDER BY length(lines) DESC LIMIT 1").get
     assert packed[-20:] in file.read_bytes()
     report = await remove_old_trees(log, state, before=1e9 + 1)

@@ -69,6 +69,15 @@ def test_a_tree_that_goes_on_without_its_sandbox_says_so(project: Project) -> No
 
 
 @needs_bubblewrap
+def test_a_resumed_tree_still_names_the_sandbox_that_stood_before(project: Project) -> None:
+    agents = {"main": [shell("pwd"), {"text": "over"}]}
+    died = project.run("--yes", agents=agents, RETINUE_FAILPOINT="turn.started:2")
+    assert died.returncode == -signal.SIGKILL
+    result = json.loads(project.retinue("resume", "--yes", "--json").stdout)
+    assert (result["status"], result["runtime"]) == ("done", "isolated") and "net" in result["sandbox"]
+
+
+@needs_bubblewrap
 def test_a_tree_that_may_reach_less_than_it_did_says_which_setting_that_is(project: Project) -> None:
     file = project.folder / "narrower.yaml"
     file.write_text("network: [a.com]\n")
@@ -228,7 +237,7 @@ def test_where_no_sandbox_can_be_built_a_container_can_be_chosen_for_the_project
     assert "said 42" in terminal.read_until(None)
     assert terminal.end() == 0
     assert file.read_text() == "orchestrator:\n  coordination:\n    subagent_runtime_mode: container\n"
-    again = result_of(project, "--yes", agents={"main": [{"text": "x"}]})
+    again = result_of(project, "--yes", agents={"main": [shell("pwd"), {"text": "x"}]})
     assert (again["runtime"], "net" in again["sandbox"]) == ("container", True)
 
 

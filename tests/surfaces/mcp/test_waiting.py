@@ -202,6 +202,25 @@ async def test_resume_goes_on_with_what_was_at_work_when_a_server_was_killed(pro
     assert done.returncode == 0 and "gone on" in done.stdout, done.stderr
 
 
+async def test_a_primary_with_the_name_of_a_client_is_a_subagent(project: Project) -> None:
+    profile = project.folder / ".agent/subagent_types/mcp-client/SUBAGENT.md"
+    profile.parent.mkdir(parents=True)
+    profile.write_text("---\nname: mcp-client\ndescription: Calls MCP servers\n---\nCall them.\n")
+    assert project.run("--profile", "mcp-client", agents=GO_ON).returncode == 0
+    [row] = project.rows()
+    async with piped(project, agents=GO_ON) as client:
+        await client.hello()
+        watch = (await client.call("spawn_subagents", **TASKS))["structuredContent"]["watch"]
+        listed = (await client.call("list_subagents"))["structuredContent"]["subagents"]
+        assert row["subagent_id"] in {each["subagent_id"] for each in listed}, listed
+        said = await client.call("continue_subagent", subagent_id=row["subagent_id"], message="more")
+        assert said["structuredContent"]["results"][0]["answer"] == "gone on", said
+    async with piped(project, agents=GO_ON) as client:
+        await client.hello()
+        said = await client.call("continue_subagent", subagent_id=f"{watch.split()[-1]}/0", message="more")
+        assert "is a client, no subagent" in said["content"][0]["text"], said
+
+
 @pytest.mark.finding("R7")
 async def test_a_killed_server_without_work_does_not_stand_before_an_interrupted_tree(project: Project) -> None:
     hang = {"main": [{"hang": True}]}

@@ -13,7 +13,7 @@ import msgspec
 
 from retinue.build.parts import MAIN
 from retinue.build.servers import connect_to_process
-from retinue.core.control import MCP_CLIENT, RAN_ELSEWHERE, Control, ResumeOverrides, RunHandle
+from retinue.core.control import RAN_ELSEWHERE, Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, LogHeld, NotFound
 from retinue.core.events import RunEnded, decode_raw
 from retinue.core.limits import Limits
@@ -168,9 +168,9 @@ async def find_interrupted_tree(log: LogReader, name: str | None) -> Listing:
 
 
 def _has_work(found: Listing) -> bool:
-    """Return True if a run of the tree can be resumed. A primary that stands for an MCP client cannot."""
+    """Return True if a run of the tree can be resumed. A client cannot: it has left."""
     runs = found.runs.runs.values()
-    return any(run.ended is None and not (run.number == 0 and run.agent == MCP_CLIENT) for run in runs)
+    return any(run.ended is None and not run.spawned.client for run in runs)
 
 
 def configure_continue(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from retinue.build.logs import open_log_reader
 from retinue.build.parts import MAIN, Parts
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval
-from retinue.core.control import MCP_CLIENT, Control, ResumeOverrides, RunHandle
+from retinue.core.control import Control, ResumeOverrides, RunHandle
 from retinue.core.errors import NotFound
 from retinue.core.events import (
     AnswerGiven,
@@ -115,10 +115,11 @@ class Backend:
         for row in await self._list_live_rows(found.tree):
             if row.run == found.run:
                 return KnownRun(found.tree, row, is_live=True, is_here=True)
-        if found.run == 0 and found.agent == MCP_CLIENT:
-            raise NotFound(f"'{name}' is an MCP client, no subagent; list_subagents says what there is")
         stored = await load_listing(self._log, found.tree)
-        return KnownRun(stored.tree, describe_view(stored.runs.runs[found.run], stored.tree), stored.live)
+        view = stored.runs.runs[found.run]
+        if view.spawned.client:
+            raise NotFound(f"'{name}' is a client, no subagent; list_subagents says what there is")
+        return KnownRun(stored.tree, describe_view(view, stored.tree), stored.live)
 
     async def list_below(self, client: str) -> list[KnownRun]:
         """Return all runs of a client's tree except the client's own, in order of creation. Empty after the client has
@@ -137,7 +138,7 @@ class Backend:
             KnownRun(tree.tree, describe_view(view, tree.tree), tree.live)
             for tree in trees
             for view in tree.list_runs()
-            if f"{tree.tree}/{view.number}" not in known and not (view.number == 0 and view.agent == MCP_CLIENT)
+            if f"{tree.tree}/{view.number}" not in known and not view.spawned.client
         ]
 
 
@@ -179,9 +180,9 @@ class TreeProgress:
         body = event.body
         if isinstance(body, ApprovalAsked):
             self._question_numbers[body.approval_id] = len(self._question_numbers) + 1
-        if event.agent == MCP_CLIENT:
-            return
         run = self._runs.runs.get(event.run)
+        if run is not None and run.spawned.client:
+            return
         label = f"[{run.label}] " if run is not None else ""
         match body:
             case RunSpawned():
@@ -198,7 +199,7 @@ class TreeProgress:
 
     def count_runs(self) -> tuple[int, int]:
         """Return the numbers of running and of ended subagents, without the client's own run."""
-        views = [view for view in self._runs.runs.values() if view.agent != MCP_CLIENT]
+        views = [view for view in self._runs.runs.values() if not view.spawned.client]
         ended = sum(view.ended is not None for view in views)
         return len(views) - ended, ended
 

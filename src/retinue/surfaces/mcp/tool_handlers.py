@@ -23,7 +23,7 @@ from msgspec import UNSET, structs
 
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval
-from retinue.core.control import MCP_CLIENT, MCP_CLIENT_DESCRIPTION, ClientHandle, ClientOptions, RunHandle
+from retinue.core.control import ClientHandle, ClientOptions, RunHandle
 from retinue.core.errors import LogError, NotFound, ToolError
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef
@@ -52,6 +52,7 @@ from retinue.surfaces.mcp.texts import make_error_result
 CLIENT_LEFT = "the client has left"
 MAX_ID = 200
 LABEL_CHARACTERS = 30
+_CLIENT_DESCRIPTION = "An MCP client: run 0 of the tree of what it delegates"
 _CLIENT_LIMITS = Limits(seconds=None, stall=None)  # a client has no timeout
 PROFILE_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -134,7 +135,7 @@ class ToolHandlers:
             if self._client is None or not await self._client.is_at_work():
                 self._client = await self._backend.control.open_client(
                     ClientOptions(
-                        name=MCP_CLIENT, task=self._about, description=MCP_CLIENT_DESCRIPTION, limits=_CLIENT_LIMITS
+                        name="mcp-client", task=self._about, description=_CLIENT_DESCRIPTION, limits=_CLIENT_LIMITS
                     )
                 )
                 self._follow(self._client.tree)
