@@ -299,6 +299,24 @@ async def test_a_diff_in_the_runs_own_workspace_is_labelled_as_the_sandboxs() ->
     assert [question.preview for question in asked] == [f"{label}+harmless", f"{label}@@ -0,0 +1 @@\n+x"]
 
 
+async def test_a_call_whose_preview_loses_two_sandboxes_is_not_run_and_nobody_is_asked() -> None:
+    asked: list[Approval] = []
+
+    async def sees(question: Approval) -> Deny:
+        asked.append(question)
+        return Deny()
+
+    dies = HELLO + "hear(Preview); sys.exit(3)"
+    replies = [call("write", path="a", content="x\n"), {"text": "x"}]
+    events, builder = await play(dies, replies=replies, mode="ask", approver=AttachedApprover(sees))
+    [result] = bodies(events, ToolResult)
+    assert result.text == (
+        "The sandbox was lost twice while it made the preview of this call, so the call was not run: its process ended "
+        "with code 3"
+    )
+    assert (asked, builder.starts, bodies(events, RunEnded)[0].status) == ([], 2, "done")
+
+
 async def test_what_is_said_in_a_file_that_is_a_link_has_no_file(tmp_path: Path) -> None:
     script = CALLED.replace("hear(Start)", "start = hear(Start)") + (
         "os.symlink('/etc/passwd', start.outputs + '/mine')\nsay(ResultFrame(call.id, 'x', True, 'mine')); rest()"

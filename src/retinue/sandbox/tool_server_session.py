@@ -73,6 +73,7 @@ CLOSED = "the sandboxed run has its own user, which may not read {path}: it is l
 TOO_LARGE = "The arguments of this {name} call are larger than a sandbox can be sent. It was not run."
 TOO_MANY = ProgramCallResult(error=f"More than {PROGRAM_CALLS} calls of one program at once.")
 NOT_STARTED = "The sandbox could not be started, so this call was not run: {why}"
+PREVIEW_LOST = "The sandbox was lost twice while it made the preview of this call, so the call was not run: {why}"
 LOST_TOO_OFTEN = "its sandbox was lost {times} times; the last time {why}"
 MEMORY_USED = "its memory of {mib} MiB is used up"
 FILES_TOO_LARGE = "its files are {used} bytes, more than the {most} it may have"
@@ -395,7 +396,7 @@ class ToolServerSession:
             except SandboxLost as lost:
                 self._lost = lost
                 if attempt == 2:
-                    raise ToolError(NOT_STARTED.format(why=lost)) from None
+                    raise ToolError(PREVIEW_LOST.format(why=lost)) from None
         if shown.failed:
             raise ToolError(shown.text[:INLINE_BYTES])
         return f"{FROM_SANDBOX}\n{shown.text[:PREVIEW_CHARACTERS]}"  # a genuine preview is never longer
