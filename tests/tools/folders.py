@@ -20,6 +20,7 @@ class RealFolders:
     readable: tuple[Path, ...]
     spills: Path
     hidden_paths: tuple[str, ...] = ()
+    granted: tuple[str, ...] = ()
 
     @property
     def search_roots(self) -> Sequence[Path]:

@@ -83,6 +83,11 @@ class Folders(Protocol):
         """The folders the run may read, its workspace first."""
 
     @property
+    def granted(self) -> Sequence[str]:
+        """The paths among the roots that the task of the run names. They are real paths and must not be resolved
+        again: another run may have put a link there meanwhile."""
+
+    @property
     def search_roots(self) -> Sequence[Path]:
         """The roots to search if a search names no folder."""
 

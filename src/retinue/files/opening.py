@@ -161,6 +161,19 @@ def stat_below(root: AnyPath, path: Sequence[str]) -> os.stat_result:
         return _stat_unless_link(name, folder)
 
 
+def stat_real(path: AnyPath) -> os.stat_result:
+    """Return the status of the entry at an absolute path. Raises `RefusedFile` if the entry, or any folder on the way
+    from the root of the file system, is a link."""
+    return stat_below("/", Path(path).parts[1:] or (".",))
+
+
+def open_real_folder(path: AnyPath) -> int:
+    """Open the folder at an absolute path for listing. Raises OSError if it, or any folder on the way from the root of
+    the file system, is a link. The caller closes the descriptor."""
+    with open_parent("/", Path(path).parts[1:] or (".",)) as (folder, name):
+        return open_folder(name, dir_fd=folder)
+
+
 def _open_real_folder(folder: int, name: str) -> int:
     _stat_unless_link(name, folder)
     return _open_step(folder, name)

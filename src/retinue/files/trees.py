@@ -143,9 +143,9 @@ def measure_folder(folder: AnyPath) -> int:
     return total
 
 
-def give_folder(folder: str, uid: int, gid: int) -> None:
-    """Change owner and group of a folder and all its content, and let the group read it. A `uid` of -1 keeps the
-    owner.
+def give_folder(folder: AnyPath | int, uid: int, gid: int) -> None:
+    """Change owner and group of a folder and all its content, and let the group read it. The folder is a path, or open.
+    A `uid` of -1 keeps the owner.
 
     The folder itself comes last, so its group shows that the change is complete."""
     for visit in walk_tree(folder):

@@ -16,7 +16,7 @@ from retinue.core.messages import ToolSpec
 from retinue.protocol import frames
 from retinue.protocol.frames import FrameReader, ProtocolError
 
-VERSION = 4
+VERSION = 5
 FRAME_BYTES = EVENT_BYTES + 64 * 1024
 ARGUMENT_BYTES = FRAME_BYTES // 2
 OUTPUT_BYTES = 16 * 1024
@@ -78,12 +78,21 @@ class CallTool(Frame, frozen=True, gc=False, tag="call_tool"):
 # From the host
 
 
+class Pin(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A path, with the device and inode of the file or folder that the host has checked there."""
+
+    path: str
+    device: int
+    inode: int
+
+
 class Start(Frame, frozen=True, gc=False, tag="start"):
     """The first frame of the host: the tools, the folders they see, and the limits that the tool server sets itself.
 
     `path` is the path of the run. `outputs` already holds `spilled` files of earlier calls. `proxy` is the socket of
     the proxy to the allowed hosts, or empty. Programs can call the `program_tools`. Searches skip the
-    `hidden_paths`."""
+    `hidden_paths`. The tool server ends if a path of `pinned` shows something else: another run has replaced it while
+    the sandbox was made."""
 
     version: int
     path: str
@@ -98,6 +107,7 @@ class Start(Frame, frozen=True, gc=False, tag="start"):
     proxy: str = ""
     program_tools: tuple[ToolSpec, ...] = ()
     hidden_paths: tuple[str, ...] = ()
+    pinned: tuple[Pin, ...] = ()
 
 
 class Preview(Frame, frozen=True, gc=False, tag="preview"):

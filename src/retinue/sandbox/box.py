@@ -16,8 +16,9 @@ from retinue.core.plans import Job
 from retinue.core.secrets import SecretStream, has_secrets
 from retinue.files.atomic import open_replacement
 from retinue.files.content import read_chunks, write_all
-from retinue.files.opening import open_folder, open_regular_file
+from retinue.files.opening import open_folder, open_regular_file, stat_real
 from retinue.files.private import make_private_folder
+from retinue.protocol.tool_server import Pin
 from retinue.tools.truncate import SPILL_BYTES
 from retinue.workspaces.run_folders import HOST_OUTPUTS, RunFolders
 from retinue.workspaces.workspace import WORKSPACE_FILE, WorkspaceRecord, read_record
@@ -33,8 +34,9 @@ class Box:
     `workspace` is writable if it is the run's own, else read-only. `outputs` holds the run's files for text that does
     not fit inline, `host_outputs` the same files of host tools. `hidden` is our own state, of which the run sees only
     the paths listed here. `objects` are folders that the run's git reads and searches skip; of these,
-    `foreign_objects` may belong to another repository. `proxy` is the socket to the allowed hosts, if any. `user` is
-    the user of an earlier start, if the sandbox is restarted."""
+    `foreign_objects` may belong to another repository. `pinned` identifies the `readable` paths that other runs may
+    have replaced: the tool server checks what it sees there. `proxy` is the socket to the allowed hosts, if any.
+    `user` is the user of an earlier start, if the sandbox is restarted."""
 
     tree: str
     workspace: str
@@ -46,6 +48,7 @@ class Box:
     resource_limits: ResourceLimits
     objects: tuple[str, ...] = ()
     foreign_objects: tuple[str, ...] = ()
+    pinned: tuple[Pin, ...] = ()
     run: int = 0
     proxy: str = ""
     user: tuple[int, int] | None = None
@@ -62,14 +65,15 @@ def make_box(job: Job, folders: RunFolders, resource_limits: ResourceLimits, *, 
     make_private_folder(own.parent / "snapshots")
     workspace = os.path.realpath(folders.workspace)
     made = None if folders.workspace_copy is None else read_record(folders.own, WORKSPACE_FILE, WorkspaceRecord)
-    readable = [os.path.realpath(path) for path in folders.readable]
+    readable = folders.find_readable_paths()
     return Box(
         tree=job.ref.tree,
         workspace=workspace,
         own_workspace=is_below(workspace, (str(own),)),
         outputs=str(make_private_folder(own / "outputs")),
         host_outputs=str(make_private_folder(own / HOST_OUTPUTS)),
-        readable=tuple(path for path in readable if Path(path).exists()),
+        readable=tuple(readable),
+        pinned=tuple(pin_path(path) for path in readable if path in folders.granted),
         hidden=str(own.parents[2]),
         resource_limits=resource_limits,
         objects=() if made is None else tuple(map(os.path.realpath, filter(os.path.isdir, made.objects))),
@@ -77,6 +81,12 @@ def make_box(job: Job, folders: RunFolders, resource_limits: ResourceLimits, *, 
         run=job.ref.run,
         user=user,
     )
+
+
+def pin_path(path: str) -> Pin:
+    """Return the path with its device and inode. Raises OSError if it leads over a link."""
+    status = stat_real(path)
+    return Pin(path, status.st_dev, status.st_ino)
 
 
 def find_closed_paths(box: Box) -> list[str]:

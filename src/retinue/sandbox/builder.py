@@ -25,6 +25,7 @@ import msgspec
 
 from retinue.core.errors import ConfigError
 from retinue.core.limits import ResourceLimits
+from retinue.files.opening import open_real_folder
 from retinue.files.private import make_private_folder
 from retinue.files.reserved import GIT_FOLDER, STATE_FOLDER
 from retinue.files.scratch import make_scratch_folder
@@ -362,6 +363,11 @@ def give_files(box: Box, user: tuple[int, int]) -> None:
     os.chown(box.host_outputs, 0, gid)
     Path(box.host_outputs).chmod(0o750)
     for folder in (path for path in (*box.readable, box.workspace) if path.startswith(f"{box.hidden}/")):
-        about = Path(folder).stat()
-        if about.st_uid == 0 and about.st_gid != gid:  # belongs to an ancestor that has not started its own sandbox
-            give_folder(folder, -1, gid)
+        with suppress(NotADirectoryError):  # a granted file keeps its mode
+            fd = open_real_folder(folder)
+            try:
+                about = os.fstat(fd)
+                if about.st_uid == 0 and about.st_gid != gid:  # of an ancestor that has not started its own sandbox
+                    give_folder(fd, -1, gid)
+            finally:
+                os.close(fd)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,27 @@ class SandboxFolders:
         self.roots: Sequence[Path] = tuple(map(Path, start.roots))
         self.search_roots: Sequence[Path] = tuple(map(Path, start.search_roots))
         self.hidden_paths: Sequence[str] = start.hidden_paths
+        self.granted: Sequence[str] = tuple(pin.path for pin in start.pinned)
         self._outputs = Path(start.outputs)
         self._spilled = start.spilled
 
     def spill(self, name: str) -> Path:
         self._spilled += 1
         return self._outputs / f"{self._spilled:03d}-{name}"
+
+
+def check_pins(pinned: Sequence[frames.Pin]) -> bool:
+    """Return True if each path shows the file or folder that the host has checked; else say on stderr which does
+    not."""
+    for pin in pinned:
+        try:
+            status = Path(pin.path).stat()
+        except OSError:
+            status = None
+        if status is None or (status.st_dev, status.st_ino) != (pin.device, pin.inode):
+            print(f"{pin.path} was replaced while the sandbox was made", file=sys.stderr, flush=True)
+            return False
+    return True
 
 
 class _Execution:
@@ -124,7 +140,7 @@ class ToolServer:
     def _handle_frame(self, frame: frames.FromHost) -> None:
         match frame:
             case frames.Start():
-                if frame.version != frames.VERSION:
+                if frame.version != frames.VERSION or not check_pins(frame.pinned):
                     os._exit(1)
                 self.start, self.folders = frame, SandboxFolders(frame)
                 self._tools = {name: make_sandboxed_tool(name, frame.program_tools) for name in frame.tools}

@@ -508,6 +508,7 @@ class ToolServerSession:
             proxy=PROXY if box.proxy else "",
             program_tools=self._job.plan.program_tools if CODE_MODE in self._tools else (),
             hidden_paths=tuple(self._own.hidden_paths),
+            pinned=box.pinned,
         )
 
     def _make_outcome(self, tool: LocalTool, result: frames.ResultFrame, server: ToolServerConnection) -> Outcome:

@@ -354,7 +354,10 @@ class TreeRestorer:
         """Return the folders of a run as before. The log only says what kind of workspace the run had: the path is
         never taken from the log. Raises ConfigError for a workspace outside this project."""
         state, spawned, is_ended = self._state, view.spawned, view.ended is not None
-        readable = [] if is_ended else resolve_remaining_paths(spawned.context_paths, base=state.project)
+        readable: list[str] = []
+        if not is_ended:
+            follow = not self._is_asked_by_model(spawned, parent)
+            readable = resolve_remaining_paths(spawned.context_paths, base=state.project, follow=follow)
         profile = replace(plan.profile, workspace=_read_workspace_kind(spawned))
         folders = make_folders(state, ref, parent, replace(plan, profile=profile), task, readable)
         if not folders.is_shared:
@@ -364,6 +367,12 @@ class TreeRestorer:
         if not is_ended and is_other_folder(folders, spawned.workspace):
             raise ConfigError(OUTSIDE.format(run=f"{self.id}/{view.number}", workspace=spawned.workspace))
         return folders
+
+    def _is_asked_by_model(self, spawned: RunSpawned, parent: Run | None) -> bool:
+        """Return True if a model named the context paths of a run: in the call that spawned it, or its team."""
+        if parent is None or parent.view.spawned.client:
+            return False
+        return parent.plan.team is not None or spawned.call_id in self._known[parent.ref.run].tools
 
     def _restore_depth(self, parent: Run | None, plan: Plan, depth: int) -> int:
         if parent is None:

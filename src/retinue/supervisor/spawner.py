@@ -248,7 +248,8 @@ class Spawner:
         """Return the checked order of a child with this plan. Raises ConfigError for a wrong path, or without
         budget."""
         call = caller_limits.CALL.get()
-        readable = resolve_context_paths(order.task.context_paths, base=base)
+        is_by_model = order.asked_by_model or parent.plan.team is not None
+        readable = resolve_context_paths(order.task.context_paths, base=base, follow=not is_by_model)
         above = parent.account if call is None else call.shared(parent.account)
         words = (order.task.context, order.task.text)
         account = open_account(name, (plan.profile.limits,), above, plan, self._ports.prices, words)
@@ -493,13 +494,13 @@ def make_folders(
     snapshots = state.snapshots(ref.tree)
     others = (snapshots, *readable) if task.include_temp_workspace else tuple(readable)
     if kind == "shared":
-        return RunFolders(own, above, others, kind, parent=folders_above)
+        return RunFolders(own, above, others, kind, readable, parent=folders_above)
     workspace = f"{own}/workspace"
     if parent is None and plan.rounds is None:
         snapshots = ""  # nobody reads them: it has no siblings and no evaluator
     with_parent = (above, *others) if task.include_parent_workspace else others
     if kind == "scratch":
-        return RunFolders(own, workspace, with_parent, kind, snapshots=snapshots, parent=folders_above)
+        return RunFolders(own, workspace, with_parent, kind, readable, snapshots=snapshots, parent=folders_above)
     source_workspace, source = _find_source(state, parent, kind)
     if not (sandboxed and above == state.project):
         # A sandboxed copy of the project must not show the project itself, with its ignored files and git settings.
@@ -514,7 +515,9 @@ def make_folders(
         project=state.project,
         source_workspace=source_workspace,
     )
-    return RunFolders(own, workspace, others, kind, workspace_copy=copy, snapshots=snapshots, parent=folders_above)
+    return RunFolders(
+        own, workspace, others, kind, readable, workspace_copy=copy, snapshots=snapshots, parent=folders_above
+    )
 
 
 def start_from_workspace(folders: RunFolders, state: StateFolder, chain: Sequence[tuple[str, int]]) -> RunFolders:

@@ -62,14 +62,12 @@ def find_readable(folders: Folders, raw: str, *, tool: str = "read") -> Path | N
     _check_text(raw, tool)
     bases = (folders.workspace, *folders.search_roots)
     spelled = dict.fromkeys(Path(os.path.abspath(base / raw)) for base in bases)  # noqa: PTH100 - keeps links
-    places = [place for path in spelled if (place := _find_place(path, folders.roots)) is not None]
+    places = [place for path in spelled if (place := _find_place(path, folders)) is not None]
     if not places:
         raise OutsideRoots(f"{tool}: {quote_text(raw)} is outside this run's folders")
-    for root, inside in places:
-        path = root / inside
-        above = root if inside.parts else root.parent
+    for path in places:
         try:
-            opening.stat_below(above, path.relative_to(above).parts)
+            opening.stat_real(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except RefusedFile:
@@ -142,14 +140,14 @@ def _find_root(path: Path, roots: Sequence[Path]) -> Path | None:
     return next((root for root in map(_resolve_root, roots) if _is_inside(path, root)), None)
 
 
-def _find_place(path: Path, roots: Sequence[Path]) -> tuple[Path, Path] | None:
-    """Return the root that contains `path`, and `path` relative to it, or None. Decides by the text of `path`, which
+def _find_place(path: Path, folders: Folders) -> Path | None:
+    """Return `path` below the real path of the root that contains it, or None. Decides by the text of `path`, which
     may begin like the root as it is given or as it is resolved."""
-    for root in roots:
-        real = _resolve_root(root)
+    for root in folders.roots:
+        real = root if str(root) in folders.granted else _resolve_root(root)
         for start in (real, root):
             if _is_inside(path, start):
-                return real, path.relative_to(start)
+                return real / path.relative_to(start)
     return None
 
 

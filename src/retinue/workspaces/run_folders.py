@@ -10,6 +10,7 @@ import os
 import re
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import WorkspaceName
 from retinue.core.secrets import clean_text
-from retinue.files.opening import AnyPath
+from retinue.files.opening import AnyPath, RefusedFile, stat_real
 from retinue.files.private import ensure_private_folder, make_private_folder, open_private_file, write_private_file
 from retinue.files.scratch import make_scratch_name
 from retinue.files.trees import measure_folder, remove_tree, remove_whole_tree
@@ -62,6 +63,8 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
     """The folders of one run. The run writes `workspace`, which is of this `kind`, and reads only `workspace` and the
     other `roots`.
 
+    `granted` are the paths among `readable` that the task names. They were resolved when the task was checked, and are
+    never resolved again: another run may have put a link there meanwhile.
     `workspace_copy` describes a copied workspace, and `is_made` is True once the workspace was created. `snapshots`
     holds the run's files for its siblings. `parent` is the RunFolders of the parent run. `hidden_paths` are path
     patterns that searches skip. `starts_from` is the folder whose files a new scratch folder starts with;
@@ -71,6 +74,7 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
     path: str
     readable: Sequence[str]
     kind: WorkspaceName = "shared"
+    granted: Sequence[str] = ()
     workspace_copy: Workspace | None = None
     snapshots: str = ""
     changes: ChangesRecord | None = None
@@ -107,8 +111,20 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
 
     def resolve_for_peer(self) -> tuple[str, list[str]]:
         """Return the real paths of the workspace and of the existing folders that the run may read."""
-        readable = [os.path.realpath(path) for path in self.readable if Path(path).exists()]
-        return os.path.realpath(self.path), readable
+        return os.path.realpath(self.path), self.find_readable_paths()
+
+    def find_readable_paths(self) -> list[str]:
+        """Return the real paths of the existing files and folders that the run may read. A granted path that leads over
+        a link now is left out."""
+        found = []
+        for path in self.readable:
+            if path in self.granted:
+                with suppress(OSError):
+                    stat_real(path)
+                    found.append(path)
+            elif Path(path).exists():
+                found.append(os.path.realpath(path))
+        return found
 
     @property
     def search_roots(self) -> Sequence[Path]:
@@ -201,8 +217,9 @@ def remove_tree_folder(state: Path, tree: str, *, dry_run: bool = False) -> int:
     return size
 
 
-def resolve_context_paths(paths: Sequence[str], *, base: str) -> list[str]:
-    """Return the paths as absolute, existing paths. Raises ConfigError with the index and path of an invalid entry."""
+def resolve_context_paths(paths: Sequence[str], *, base: str, follow: bool = True) -> list[str]:
+    """Return the paths as absolute, existing paths without links. Raises ConfigError with the index and path of an
+    invalid entry. Without `follow`, a path that leads over a link is invalid: a model may have put the link there."""
     if not paths:
         return []
     if isinstance(paths, str) or not isinstance(paths, Sequence):
@@ -210,18 +227,26 @@ def resolve_context_paths(paths: Sequence[str], *, base: str) -> list[str]:
     found = []
     for index, path in enumerate(paths):
         absolute = Path(base) / path
-        if not absolute.exists():
-            raise ConfigError(f"context_paths[{index}] does not exist: '{path}'")
-        resolved = str(absolute.resolve())
+        resolved = os.path.realpath(absolute) if follow else os.path.abspath(absolute)  # noqa: PTH100 - keeps links
+        try:
+            stat_real(resolved)
+        except RefusedFile:
+            raise ConfigError(f"context_paths[{index}] leads over a symlink: '{path}'") from None
+        except OSError:
+            raise ConfigError(f"context_paths[{index}] does not exist: '{path}'") from None
         if resolved == "/":
             raise ConfigError(f"context_paths[{index}] is '{path}', which has everything in it: name a folder")
         found.append(resolved)
     return found
 
 
-def resolve_remaining_paths(paths: Sequence[str], *, base: str) -> list[str]:
-    """Return the context paths that still exist, as absolute paths."""
-    return resolve_context_paths([path for path in paths if (Path(base) / path).exists()], base=base)
+def resolve_remaining_paths(paths: Sequence[str], *, base: str, follow: bool) -> list[str]:
+    """Return the context paths that are still valid, as `resolve_context_paths` does."""
+    found: list[str] = []
+    for path in paths:
+        with suppress(ConfigError):
+            found += resolve_context_paths([path], base=base, follow=follow)
+    return found
 
 
 def is_other_folder(folders: RunFolders, workspace: str) -> bool:
