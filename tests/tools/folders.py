@@ -20,7 +20,7 @@ class RealFolders:
     readable: tuple[Path, ...]
     spills: Path
     hidden_paths: tuple[str, ...] = ()
-    granted: tuple[str, ...] = ()
+    granted_paths: tuple[str, ...] = ()
 
     @property
     def search_roots(self) -> Sequence[Path]:

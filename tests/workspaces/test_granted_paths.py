@@ -124,7 +124,7 @@ def test_a_granted_path_is_never_resolved_again(tmp_path: Path) -> None:
     secret, work = make_secret(tmp_path), tmp_path / "work"
     (work / "d").mkdir(parents=True)
     [granted] = resolve_context_paths(["d"], base=str(work), follow=False)
-    folders = RunFolders(f"{tmp_path}/own", f"{tmp_path}/ws", [granted], granted=[granted])
+    folders = RunFolders(f"{tmp_path}/own", f"{tmp_path}/ws", [granted], granted_paths=[granted])
     assert folders.find_readable_paths() == [granted] and find_readable(folders, granted) == Path(granted)
     (work / "d").rmdir()
     (work / "d").symlink_to(secret)

@@ -70,7 +70,7 @@ async def run_team(job: Job, link: Link) -> Ending:
             Task(
                 _join_words(job),
                 context=job.task.context,
-                context_paths=job.folders.granted,
+                context_paths=job.folders.granted_paths,
                 include_parent_workspace=job.task.include_parent_workspace,
                 files=job.task.files,
                 label=f"{link.ref.label} {profile.nickname or profile.name}",

@@ -83,7 +83,7 @@ class Folders(Protocol):
         """The folders the run may read, its workspace first."""
 
     @property
-    def granted(self) -> Sequence[str]:
+    def granted_paths(self) -> Sequence[str]:
         """The paths among the roots that the task of the run names. They are real paths and must not be resolved
         again: another run may have put a link there meanwhile."""
 

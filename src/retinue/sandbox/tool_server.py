@@ -51,7 +51,7 @@ class SandboxFolders:
         self.roots: Sequence[Path] = tuple(map(Path, start.roots))
         self.search_roots: Sequence[Path] = tuple(map(Path, start.search_roots))
         self.hidden_paths: Sequence[str] = start.hidden_paths
-        self.granted: Sequence[str] = tuple(pin.path for pin in start.pinned)
+        self.granted_paths: Sequence[str] = tuple(pin.path for pin in start.pinned)
         self._outputs = Path(start.outputs)
         self._spilled = start.spilled
 

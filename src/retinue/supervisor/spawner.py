@@ -494,13 +494,15 @@ def make_folders(
     snapshots = state.snapshots(ref.tree)
     others = (snapshots, *readable) if task.include_temp_workspace else tuple(readable)
     if kind == "shared":
-        return RunFolders(own, above, others, kind, readable, parent=folders_above)
+        return RunFolders(own, above, others, kind, granted_paths=readable, parent=folders_above)
     workspace = f"{own}/workspace"
     if parent is None and plan.rounds is None:
         snapshots = ""  # nobody reads them: it has no siblings and no evaluator
     with_parent = (above, *others) if task.include_parent_workspace else others
     if kind == "scratch":
-        return RunFolders(own, workspace, with_parent, kind, readable, snapshots=snapshots, parent=folders_above)
+        return RunFolders(
+            own, workspace, with_parent, kind, granted_paths=readable, snapshots=snapshots, parent=folders_above
+        )
     source_workspace, source = _find_source(state, parent, kind)
     if not (sandboxed and above == state.project):
         # A sandboxed copy of the project must not show the project itself, with its ignored files and git settings.
@@ -516,7 +518,14 @@ def make_folders(
         source_workspace=source_workspace,
     )
     return RunFolders(
-        own, workspace, others, kind, readable, workspace_copy=copy, snapshots=snapshots, parent=folders_above
+        own,
+        workspace,
+        others,
+        kind,
+        granted_paths=readable,
+        workspace_copy=copy,
+        snapshots=snapshots,
+        parent=folders_above,
     )
 
 

@@ -144,7 +144,7 @@ def _find_place(path: Path, folders: Folders) -> Path | None:
     """Return `path` below the real path of the root that contains it, or None. Decides by the text of `path`, which
     may begin like the root as it is given or as it is resolved."""
     for root in folders.roots:
-        real = root if str(root) in folders.granted else _resolve_root(root)
+        real = root if str(root) in folders.granted_paths else _resolve_root(root)
         for start in (real, root):
             if _is_inside(path, start):
                 return real / path.relative_to(start)

@@ -63,8 +63,8 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
     """The folders of one run. The run writes `workspace`, which is of this `kind`, and reads only `workspace` and the
     other `roots`.
 
-    `granted` are the paths among `readable` that the task names. They were resolved when the task was checked, and are
-    never resolved again: another run may have put a link there meanwhile.
+    `granted_paths` are the paths among `readable` that the task names. They were resolved when the task was checked,
+    and are never resolved again: another run may have put a link there meanwhile.
     `workspace_copy` describes a copied workspace, and `is_made` is True once the workspace was created. `snapshots`
     holds the run's files for its siblings. `parent` is the RunFolders of the parent run. `hidden_paths` are path
     patterns that searches skip. `starts_from` is the folder whose files a new scratch folder starts with;
@@ -74,7 +74,7 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
     path: str
     readable: Sequence[str]
     kind: WorkspaceName = "shared"
-    granted: Sequence[str] = ()
+    granted_paths: Sequence[str] = ()
     workspace_copy: Workspace | None = None
     snapshots: str = ""
     changes: ChangesRecord | None = None
@@ -118,7 +118,7 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
         a link now is left out."""
         found = []
         for path in self.readable:
-            if path in self.granted:
+            if path in self.granted_paths:
                 with suppress(OSError):
                     stat_real(path)
                     found.append(path)

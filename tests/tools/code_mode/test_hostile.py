@@ -42,7 +42,7 @@ async def played(script: str, *tools: Any, reply: dict[str, Any] | None = None) 
         (CALLED + f"say(CallTool(99, 1, {REPORT})); rest()", None, "a call that nobody made: 99"),
         (CALLED + f"say(CallTool(call.id, 1, {REPORT})); rest()", call("shell", command="true"),
          "a call within 'shell'"),
-        (CALLED + f"say(Result(call.id, 'x'), CallTool(call.id, 1, {REPORT})); rest()", None,
+        (CALLED + f"say(ResultFrame(call.id, 'x'), CallTool(call.id, 1, {REPORT})); rest()", None,
          "a call that nobody made"),
     ],
 )  # fmt: skip
@@ -60,7 +60,7 @@ async def test_it_can_name_only_tools_of_servers() -> None:
         "for number, name in enumerate(('shell', 'list_agents', 'nothing', 'execute_python_code')):\n"
         "    say(CallTool(call.id, number, name, {})); said += [hear(ToolReturned).error[:16]]\n"
         f"say(CallTool(call.id, 9, {REPORT})); said += [bytes(hear(ToolReturned).value).decode()]\n"
-        "say(Result(call.id, str(said))); rest()"
+        "say(ResultFrame(call.id, str(said))); rest()"
     )
     events = await played(script)
     assert bodies(events, RunEnded)[0].status == "done"
@@ -76,7 +76,7 @@ async def test_a_flood_of_calls_is_held_back_and_given_up_with_the_program() -> 
     script = CALLED + (
         "say(*(CallTool(call.id, number, 'mcp__weather__never', {}) for number in range(100)))\n"
         "for _ in range(36): assert 'at once' in hear(ToolReturned).error\n"
-        "say(Result(call.id, 'x')); rest()"
+        "say(ResultFrame(call.id, 'x')); rest()"
     )
     events = await played(script, served(never))
     assert bodies(events, RunEnded)[0].status == "done"
