@@ -4,6 +4,7 @@ Control of that process."""
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,10 @@ import retinue
 from retinue.control.client import ControlClient
 from retinue.core.events import RunWaiting
 from retinue.core.profiles import Profile, Task
+from retinue.core.results import Result
 from retinue.supervisor.stored_control import StoredControl
 from retinue.surfaces.cli.control_clients import open_tree_control
+from retinue.surfaces.cli.foreground import UnappliedChanges, find_unapplied
 from retinue.surfaces.cli.main import main
 from retinue.surfaces.cli.output import ProjectLog
 from tests.agent.teams.kit import answer, make_members, vote
@@ -70,6 +73,63 @@ async def test_an_applied_change_that_the_agent_takes_back_is_applied_too(
         assert "+one" in (await command(capsys, "diff", tree))[1]
         assert await command(capsys, "apply", "--yes", tree) == (0, f"Applied 1 file from {tree}/0.\n", "")
     assert (tmp_path / "a.txt").read_text() == "one\n"
+
+
+async def end_applied_conversation(
+    capsys: pytest.CaptureFixture[str], h: ServedSupervisor, *more: str
+) -> tuple[Result[Any], list[UnappliedChanges]]:
+    """Apply the changes of a conversation with `retinue apply`, send it `more`, and end it. Return its result and the
+    changes that `retinue run` would list."""
+    tree = await start_conversation(h)
+    assert (await command(capsys, "apply", "--yes", tree))[0] == 0
+    for text in more:
+        receipt = await h.supervisor.send(tree, 0, text)
+        await first(h.supervisor, tree, RunWaiting, after=receipt.seq)
+    await h.supervisor.end_conversation(tree)
+    result = await h.supervisor.wait(tree)
+    return result, await find_unapplied(result, h.state)
+
+
+async def test_a_change_that_was_taken_back_before_the_end_is_left_to_apply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever `retinue diff` shows is listed, and kept by `retinue gc`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("one\n")
+    read = {"tools": [{"name": "read", "args": {"path": "a.txt"}}]}
+    script = {EXPLORER: [read, write("a.txt", "two\n"), "end", read, write("a.txt", "one\n"), "end"]}
+    async with serve_supervisor(tmp_path, script=script, workspace="copy", mode="yes") as h:
+        result, listed = await end_applied_conversation(capsys, h, "take it back")
+        name = f"{result.tree}/0"
+        assert (tmp_path / "a.txt").read_text() == "two\n" and result.changed_count == 0
+        assert listed == [UnappliedChanges(name, 1)]
+        changes = await h.supervisor.changes(result.tree)
+        assert ([file.path for file in changes.files], changes.count, changes.applied) == (["a.txt"], 1, "")
+        assert "+one" in (await command(capsys, "diff", name))[1]
+        assert f"changes     not applied: retinue diff {name}" in (await command(capsys, "show", name))[1]
+    assert (
+        f"kept, because its changes were not applied: {name}" in (await command(capsys, "gc", "--older-than", "0s"))[2]
+    )
+    async with retinue.open(h.state) as r:
+        assert [file.path for file in await r.control.apply(result.tree)] == ["a.txt"]
+    assert (tmp_path / "a.txt").read_text() == "one\n"
+    assert "Removed 1 tree" in (await command(capsys, "gc", "--older-than", "0s"))[1]
+
+
+async def test_an_ended_conversation_whose_changes_were_all_applied_has_none_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with serve_supervisor(tmp_path, script={EXPLORER: [WRITE, "end"]}, workspace="copy", mode="yes") as h:
+        result, listed = await end_applied_conversation(capsys, h)
+        assert (result.changed_count, listed) == (1, [])
+        applied = f"all changes of {result.tree}/0 were already applied"
+        [copy] = await h.supervisor.list_copies(result.tree)
+        assert (copy.applied, copy.has_unapplied) == (applied, False)
+        assert (await h.supervisor.changes(result.tree)).count == 0
+        assert f"changes     {applied}\n" in (await command(capsys, "show", result.tree))[1]
+        assert await h.supervisor.apply(result.tree) == ()
+    assert "Removed 1 tree" in (await command(capsys, "gc", "--older-than", "0s"))[1]
 
 
 async def test_a_tree_is_shown_while_its_process_does_not_answer(tmp_path: Path) -> None:
