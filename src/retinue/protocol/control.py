@@ -45,6 +45,7 @@ MAX_KEY = 64
 MAX_NAME = 200
 REPLY_SECONDS = 15.0
 FILES_SECONDS = 300.0  # for commands that read or write the files of a whole project
+PLAN_SECONDS = 60.0  # a person waits for the plan
 _MAX_SEQ = 10**18
 _DELTA = b'{"delta":'
 Q = TypeVar("Q")
@@ -260,7 +261,7 @@ DIFF = Command("/v1/diff", "diff", DiffRequest, str, reads=True, seconds=FILES_S
 CHANGED_LINES = Command(
     "/v1/changed-lines", "count_changed_lines", RunRequest, list[ChangedLines], reads=True, seconds=FILES_SECONDS
 )
-PLAN_APPLY = Command("/v1/plan-apply", "plan_apply", PlanApplyRequest, ApplyPlan, seconds=FILES_SECONDS)
+PLAN_APPLY = Command("/v1/plan-apply", "plan_apply", PlanApplyRequest, ApplyPlan, seconds=PLAN_SECONDS)
 APPLY_PLANNED = Command("/v1/apply-planned", "apply_planned", ApplyPlannedRequest, NoneType, seconds=FILES_SECONDS)
 UNDO_APPLY = Command("/v1/undo-apply", "undo_interrupted_apply", Arguments, bool, seconds=FILES_SECONDS)
 APPLY = Command("/v1/apply", "apply", RunRequest, list[ChangedFile], seconds=FILES_SECONDS)

@@ -11,16 +11,17 @@ import pytest
 import retinue
 from retinue.control.client import ControlClient
 from retinue.core.events import RunWaiting
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import Task
 from retinue.core.results import Result
+from retinue.log.listing import load_listing
 from retinue.supervisor.stored_control import StoredControl
-from retinue.surfaces.cli.control_clients import open_tree_control
+from retinue.surfaces.cli.control_clients import open_runs_control
 from retinue.surfaces.cli.foreground import UnappliedChanges, find_unapplied
 from retinue.surfaces.cli.main import main
 from retinue.surfaces.cli.output import ProjectLog
 from tests.agent.teams.kit import answer, make_members, vote
 from tests.control.loopback.kit import WRITE, ServedSupervisor, serve_supervisor
-from tests.control.test_contract import SPAWN_KID, first, write
+from tests.control.test_contract import KID, SPAWN_KID, first, write
 from tests.supervisor.tree.kit import call
 from tests.surfaces.cli.shell import Project
 from tests.workspaces.kit import repository
@@ -142,15 +143,22 @@ async def test_a_tree_is_shown_while_its_process_does_not_answer(tmp_path: Path)
         assert [file["path"] for file in json.loads(counted.stdout)] == ["a.txt"]
 
 
-async def test_an_ended_tree_is_read_from_the_log_while_its_process_lives(tmp_path: Path) -> None:
-    """The process may be busy or stopped."""
-    async with serve_supervisor(tmp_path, script={EXPLORER: ["end"]}) as h:
+async def test_an_ended_run_is_applied_while_the_process_of_its_tree_does_not_answer(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    script = {EXPLORER: [SPAWN_KID, "end"], "kid": [WRITE, "end"]}
+    async with serve_supervisor(tmp_path, script=script, mode="yes", profiles=[KID]) as h:
+        tree = await start_conversation(h)
+        done = project.retinue("apply", "--yes", f"{tree}/1")  # blocks the event loop
+        assert (done.returncode, done.stdout) == (0, f"Applied 1 file from {tree}/1.\n")
+    assert (tmp_path / "a.txt").read_text() == "x"
+
+
+async def test_the_process_of_a_tree_is_asked_only_about_runs_that_have_not_ended(tmp_path: Path) -> None:
+    async with serve_supervisor(tmp_path, script={EXPLORER: [SPAWN_KID, "end"], "kid": ["end"]}, profiles=[KID]) as h:
         project = ProjectLog(h.state, h.supervisor.log)
-        ended = await h.supervisor.spawn(EXPLORER, Task("go"))
-        await ended.result()
-        assert isinstance(await open_tree_control(project, ended.tree), StoredControl)
-        waiting = await start_conversation(h)
-        assert isinstance(await open_tree_control(project, waiting), ControlClient)
+        tree = await load_listing(project.log, await start_conversation(h))
+        assert isinstance(await open_runs_control(project, tree, [1]), StoredControl)
+        assert isinstance(await open_runs_control(project, tree, [0, 1]), ControlClient)
 
 
 async def test_a_conversation_without_a_control_server_is_refused_until_it_ends(
@@ -176,8 +184,7 @@ async def test_a_copy_of_a_copy_is_applied_to_the_project(
     (tmp_path / "a.txt").write_text("one\n")
     read = {"tools": [{"name": "read", "args": {"path": "a.txt"}}]}
     script = {EXPLORER: [read, SPAWN_KID, "end"], "kid": [write("a.txt", "two\n"), "end"]}
-    kid = Profile("kid", "You write.", description="writes", workspace="copy")
-    async with serve_supervisor(tmp_path, script=script, workspace="copy", mode="yes", profiles=[kid]) as h:
+    async with serve_supervisor(tmp_path, script=script, workspace="copy", mode="yes", profiles=[KID]) as h:
         result = await (await h.supervisor.spawn(EXPLORER, Task("write"))).result()
         name = f"{result.tree}/1"
         assert (await h.supervisor.changes(result.tree, 1)).target == str(tmp_path)

@@ -126,8 +126,9 @@ def execute_apply(args: argparse.Namespace) -> int:
     project, tree, copies = asyncio.run(_find_copies(args.name))
     if not copies:
         return 0
-    control = asyncio.run(control_clients.open_tree_control(project, tree.tree))
-    make_plan = partial(control.plan_apply, tree.tree, [one.run for one in copies])
+    runs = [one.run for one in copies]
+    control = asyncio.run(control_clients.open_runs_control(project, tree, runs))
+    make_plan = partial(control.plan_apply, tree.tree, runs)
     plan = asyncio.run(make_plan())
     for why in plan.skipped:
         print(safe.escape_line(why), file=sys.stderr)
