@@ -10,7 +10,8 @@ from retinue.core.results import ChangedFile
 class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
     """The copied workspace of one run. `kind` is copy or worktree, `source` the folder that was copied. `applied` says
     that all changes were applied, and is empty if some were not. `unapplied` is the number of files with changes left
-    to apply, or None if the end of the run was not recorded, so that it may have some."""
+    to apply, or None if the end of the run was not recorded, so that it may have some. `problem` says why the records
+    of the run cannot be read; then nothing else is known."""
 
     tree: str
     run: int
@@ -18,6 +19,7 @@ class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     applied: str = ""
     unapplied: int | None = None
+    problem: str = ""
 
     @property
     def name(self) -> str:

@@ -198,15 +198,35 @@ def explain_missing_copy(who: str, spawned: RunSpawned) -> str:
 
 
 def list_copies(state: str, tree: str) -> list[CopiedWorkspace]:
-    """Return the copied workspaces of a tree, in the order of its runs."""
-    folder = Path(state, "runs", tree)
-    runs = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()) if folder.is_dir() else []
+    """Return the copied workspaces of a tree, in the order of its runs. Raises RetinueError if one cannot be read."""
+    runs = _list_run_numbers(state, tree)
     return [found for found in (find_copy(state, tree, run) for run in runs) if found is not None]
 
 
 def summarize_copies(state: str, tree: str) -> list[RunCopy]:
-    """Return the copied workspaces of a tree as `RunCopy` values, in the order of its runs."""
-    return [one.summarize() for one in list_copies(state, tree)]
+    """Return the copied workspaces of a tree as `RunCopy` values, in the order of its runs. A copy that cannot be read
+    has a `problem`."""
+    runs = _list_run_numbers(state, tree)
+    return [found for found in (_summarize_copy(state, tree, run) for run in runs) if found is not None]
+
+
+def _summarize_copy(state: str, tree: str, run: int) -> RunCopy | None:
+    try:
+        one = find_copy(state, tree, run)
+        return None if one is None else one.summarize()
+    except RetinueError as error:
+        return RunCopy(tree=tree, run=run, kind="", source="", problem=str(error))
+
+
+def _list_run_numbers(state: str, tree: str) -> list[int]:
+    """Return the numbers of the runs that have a folder."""
+    folder = Path(state, "runs", tree)
+    try:
+        return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise RetinueError(f"cannot read {folder}: {error.strerror or error}") from None
 
 
 def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.MergePlan:

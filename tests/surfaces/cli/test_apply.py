@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import retinue
@@ -212,6 +213,30 @@ async def test_a_team_whose_presenter_changed_nothing_has_nothing_to_apply(
             code, out, _ = await command(capsys, *words)
             assert (code, out) == (2, ""), words
     assert (project / "a.txt").read_text() == before
+
+
+async def test_a_damaged_record_of_one_run_hides_nothing_of_the_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = {EXPLORER: [SPAWN_KID, SPAWN_KID, SPAWN_KID, "end"], "kid": [WRITE, "end"]}
+    async with serve_supervisor(tmp_path, script=script, mode="yes", profiles=[KID]) as h:
+        result = await (await h.supervisor.spawn(EXPLORER, Task("write"))).result()
+        names = [f"{result.tree}/{run}" for run in range(4)]
+        assert (await command(capsys, "apply", "--yes", names[1]))[0] == 0
+        record = h.state / "runs" / result.tree / "3/changes.json"
+        record.write_text("{")
+        damaged = f"cannot read {record}: "
+        assert "changes     the changes of" in (await command(capsys, "show", names[1]))[1]
+        assert f"changes     not applied: retinue diff {names[2]}" in (await command(capsys, "show", names[2]))[1]
+        code, out, _ = await command(capsys, "show", names[3])
+        assert code == 0 and f"changes     {damaged}" in out
+        code, out, err = await command(capsys, "apply", "--yes", names[0])
+        assert (code, out) == (2, "") and damaged in err, "a run is not left out"
+        found = await find_unapplied(result, h.state)
+        assert found == [UnappliedChanges(name, 1) for name in names[2:]]
+        unreadable = msgspec.structs.replace(result.children[1], tree="x" * 300)
+        assert await find_unapplied(unreadable, h.state) == [UnappliedChanges(f"{unreadable.tree}/2", 1)]
 
 
 def test_the_answer_is_printed_also_when_the_log_is_lost(project: Project) -> None:

@@ -159,11 +159,11 @@ def _print_result(result: Result[Any], *, as_json: bool, rendered: bool) -> None
 
 
 async def find_unapplied(result: Result[Any], state: Path | None) -> list[UnappliedChanges]:
-    """Return the changes in the tree of `result` that were not applied yet. If the log cannot be read any more, none
-    counts as applied: the answer must not be lost."""
+    """Return the changes in the tree of `result` that were not applied yet. Changes whose records cannot be read any
+    more do not count as applied: the answer must not be lost."""
     copies: dict[int | None, RunCopy] = {}
     if state is not None:
-        with suppress(RetinueError):
+        with suppress(OSError, RetinueError):
             copies = {copy.run: copy for copy in await open_stored_control(state).list_copies(result.tree)}
     return list(_find_unapplied(result, copies))
 

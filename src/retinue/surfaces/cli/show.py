@@ -233,7 +233,8 @@ def _describe_usage(usage: Usage) -> str:
 
 
 async def _describe_changes(project: screen.ProjectLog, tree: Listing, view: RunView) -> str:
-    """Describe whether the changes of a run were applied, or how to apply them. Empty for a run without changes."""
+    """Describe whether the changes of a run were applied, or how to apply them, or why they cannot be read. Empty for
+    a run without changes."""
     if view.ended is None:
         return ""
     control = open_stored_control(project.state)
@@ -241,7 +242,7 @@ async def _describe_changes(project: screen.ProjectLog, tree: Listing, view: Run
     if one is None:
         return "gone with the run's folder" if view.ended.changed_count else ""
     how = f"not applied: retinue diff {one.name} · retinue apply {one.name}"
-    return how if one.has_unapplied else one.applied
+    return one.problem or (how if one.has_unapplied else one.applied)
 
 
 def _format_outcome(tree: Listing, view: RunView) -> Iterator[str]:
