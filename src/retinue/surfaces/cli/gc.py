@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from retinue.build.logs import open_reader, open_stored_control
+from retinue.concurrency import finish_despite_cancel
 from retinue.config.project import load_project
 from retinue.core.control import Control
 from retinue.core.errors import LogError, LogVersionError, RetinueError
@@ -164,7 +165,7 @@ async def remove_old_trees(
         if found := await _find_unapplied(tree, changes):
             report.kept[tree] = found
             return False
-        return await asyncio.to_thread(_remove_folder, runs, tree, report, dry_run=dry_run)
+        return await finish_despite_cancel(asyncio.to_thread(_remove_folder, runs, tree, report, dry_run=dry_run))
 
     wanted = {tree: seq for tree, seq in old.items() if tree not in origins}
     removal = await log.remove_trees(wanted, discard=discard, dry_run=dry_run)
