@@ -134,6 +134,20 @@ async def test_an_ended_conversation_whose_changes_were_all_applied_has_none_lef
     assert "Removed 1 tree" in (await command(capsys, "gc", "--older-than", "0s"))[1]
 
 
+async def test_changes_that_the_project_already_has_are_applied_without_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They count as applied from then on."""
+    monkeypatch.chdir(tmp_path)
+    async with serve_supervisor(tmp_path, script={EXPLORER: [WRITE, "end"]}, workspace="copy", mode="yes") as h:
+        result = await (await h.supervisor.spawn(EXPLORER, Task("write"))).result()
+        (tmp_path / "a.txt").write_text("x")
+        name = f"{result.tree}/0"
+        applied = f"The project already has the changes of {name}.\n"
+        assert await command(capsys, "apply", name) == (0, applied, "")
+        assert await find_unapplied(result, h.state) == []
+
+
 async def test_a_tree_is_shown_while_its_process_does_not_answer(tmp_path: Path) -> None:
     project = Project(tmp_path)
     async with serve_supervisor(tmp_path, script={EXPLORER: [WRITE, "end"]}, workspace="copy", mode="yes") as h:

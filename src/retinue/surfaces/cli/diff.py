@@ -146,11 +146,15 @@ def execute_apply(args: argparse.Namespace) -> int:
         for conflict in plan.conflicts:
             print(f"  {safe.escape_line(conflict)}", file=sys.stderr)
         return FAILED
-    if not args.yes and not _ask_user(plan.diff):
+    if plan.count and not args.yes and not _ask_user(plan.diff):
         print("Nothing was changed.", file=sys.stderr)
         return FAILED
     asyncio.run(control.apply_planned(plan.tree, plan.runs, digest=plan.digest))
-    print(f"Applied {format_count(plan.count, 'file')} from {', '.join(f'{plan.tree}/{run}' for run in plan.runs)}.")
+    names = ", ".join(f"{plan.tree}/{run}" for run in plan.runs)
+    if plan.count:
+        print(f"Applied {format_count(plan.count, 'file')} from {names}.")
+    else:
+        print(f"The project already has the changes of {names}.")
     return 0
 
 
