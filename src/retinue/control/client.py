@@ -269,8 +269,8 @@ class ControlChannel:
 
     async def call(self, command: Command[R], **arguments: Any) -> R:
         """Send a command and return its reply. Raises the RetinueError that the server replies with."""
-        request, key = command.request(**arguments), secrets.token_hex(16)
-        for _ in range(ATTEMPTS - 1):
+        request, key = command.request(**arguments), secrets.token_hex(16) if command.repeated else ""
+        for _ in range(ATTEMPTS - 1 if command.repeated else 0):
             try:
                 return await self._call_once(command, request, key)
             except ReplyLost:

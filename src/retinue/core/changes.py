@@ -9,24 +9,31 @@ from retinue.core.results import ChangedFile
 
 class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
     """The copied workspace of one run. `kind` is copy or worktree, `source` the folder that was copied. `applied` says
-    where and when the changes were applied, and is empty if they were not. `has_unapplied` is False if nothing is left
-    to apply; a run whose end was not recorded may have something."""
+    that all changes were applied, and is empty if some were not. `unapplied` is the number of files with changes left
+    to apply, or None if the end of the run was not recorded, so that it may have some. `problem` says why the records
+    of the run cannot be read; then nothing else is known."""
 
     tree: str
     run: int
     kind: str
     source: str
     applied: str = ""
-    has_unapplied: bool = True
+    unapplied: int | None = None
+    problem: str = ""
 
     @property
     def name(self) -> str:
         return f"{self.tree}/{self.run}"
 
+    @property
+    def has_unapplied(self) -> bool:
+        return self.unapplied != 0
+
 
 class Changes(msgspec.Struct, frozen=True):
-    """The changes of a run in its copied workspace. `files` has as many changed files as fit in a list, of `count` in
-    all. `target` is the folder to apply them to; `applied` is the folder they were already applied to, if any."""
+    """The changes of a run in its copied workspace, without those that were applied before its end. `files` has as many
+    changed files as fit in a list, of `count` in all. `target` is the folder to apply them to; `applied` is the folder
+    they were already applied to, if any."""
 
     files: tuple[ChangedFile, ...]
     count: int

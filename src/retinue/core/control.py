@@ -206,15 +206,17 @@ class Control(Protocol):
     async def list_copies(self, tree: str, run: int | None = None) -> list[RunCopy]:
         """Return the copied workspaces of all runs of a tree, or only those that `run` stands for: its own, or that of
         its presenter if it is a team. A primary without a copy stands for the copies of the project used below it. The
-        list is empty for a run that never needed its copy. Raises ConfigError for a run that works in no copy."""
+        list is empty for a run that never needed its copy. Raises ConfigError for a run that works in no copy.
+        In a list of all runs, a copy that cannot be read has a `problem`; for one `run`, RetinueError is raised."""
 
     async def changes(self, tree: str, run: int = 0) -> Changes:
-        """Return the changes of an ended run in its copied workspace. Raises RetinueError if the run has no such
-        workspace."""
+        """Return the changes of an ended run in its copied workspace, without those that were applied before its end.
+        Raises RetinueError if the run has no such workspace."""
 
     async def diff(self, tree: str, run: int = 0, *, stat_columns: int | None = None) -> str:
         """Return the changes of a run in its copied workspace as a git diff, or as statistics in this many columns. Of
-        a run that has not ended, return the changes so far that were not applied."""
+        a run that has not ended, return the changes so far. Changes that were applied before the end of the run are
+        left out."""
 
     async def count_changed_lines(self, tree: str, run: int = 0) -> list[ChangedLines]:
         """Return every file that `diff` shows, with the numbers of its added and removed lines."""
@@ -234,7 +236,8 @@ class Control(Protocol):
 
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
         """Apply the changes of one run to the project, without showing a plan first. An interrupted apply is undone
-        before. On a conflict, apply none and raise RetinueError with the reason. Asks for no approval."""
+        before. Return the files of the project that changed, up to the list limit. On a conflict, apply none and raise
+        RetinueError with the reason. Asks for no approval."""
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """Yield the events of a tree after number `after`, then new events as they happen, without a gap. With
@@ -338,8 +341,9 @@ class RunHandle(Generic[OutputT_co]):
         return await self.control.diff(self.tree, self.number)
 
     async def apply(self) -> Sequence[ChangedFile]:
-        """Apply the changes of the run, which must have ended or wait for a message, to the project. On a conflict,
-        apply none and raise RetinueError with the reason. Asks for no approval."""
+        """Apply the changes of the run, which must have ended or wait for a message, to the project. Return the files
+        of the project that changed, up to the list limit. On a conflict, apply none and raise RetinueError with the
+        reason. Asks for no approval."""
         return await self.control.apply(self.tree, self.number)
 
 

@@ -45,6 +45,7 @@ MAX_KEY = 64
 MAX_NAME = 200
 REPLY_SECONDS = 15.0
 FILES_SECONDS = 300.0  # for commands that read or write the files of a whole project
+PLAN_SECONDS = 60.0  # a person waits for the plan
 _MAX_SEQ = 10**18
 _DELTA = b'{"delta":'
 Q = TypeVar("Q")
@@ -216,14 +217,16 @@ class Command(Generic[R]):
     """A `method` of Control that other processes call, and the type of its reply.
 
     A command that only `reads` is a GET with its request in the query string. Any other command is a POST with a JSON
-    body, which takes effect once however often it is sent with the same key. `seconds` is the time to wait for the
-    reply."""
+    body. The client sends a command again if the reply is lost, and a POST with the same key, so that it takes effect
+    once. A POST that is not `repeated` has no key, so the server does not keep its reply. `seconds` is the time to
+    wait for the reply."""
 
     path: str
     method: str
     request: type[Arguments]
     reply: type[R]
     reads: bool = False
+    repeated: bool = True
     seconds: float = REPLY_SECONDS
 
 
@@ -260,7 +263,9 @@ DIFF = Command("/v1/diff", "diff", DiffRequest, str, reads=True, seconds=FILES_S
 CHANGED_LINES = Command(
     "/v1/changed-lines", "count_changed_lines", RunRequest, list[ChangedLines], reads=True, seconds=FILES_SECONDS
 )
-PLAN_APPLY = Command("/v1/plan-apply", "plan_apply", PlanApplyRequest, ApplyPlan, seconds=FILES_SECONDS)
+PLAN_APPLY = Command(  # changes nothing, but its list of runs fits in no query string
+    "/v1/plan-apply", "plan_apply", PlanApplyRequest, ApplyPlan, repeated=False, seconds=PLAN_SECONDS
+)
 APPLY_PLANNED = Command("/v1/apply-planned", "apply_planned", ApplyPlannedRequest, NoneType, seconds=FILES_SECONDS)
 UNDO_APPLY = Command("/v1/undo-apply", "undo_interrupted_apply", Arguments, bool, seconds=FILES_SECONDS)
 APPLY = Command("/v1/apply", "apply", RunRequest, list[ChangedFile], seconds=FILES_SECONDS)

@@ -43,6 +43,7 @@ from retinue.workspaces.copies import (
     find_copy,
     is_unmade,
     list_copies,
+    summarize_copies,
 )
 
 NO_PROCESS = "no process is running this tree, and {what} needs one"
@@ -123,17 +124,16 @@ class StoredControl:
 
     async def list_copies(self, tree: str, run: int | None = None) -> list[RunCopy]:
         if run is None:
-            found = await asyncio.to_thread(list_copies, self._state, tree)
-            return [copy.summarize() for copy in found]
+            return await asyncio.to_thread(summarize_copies, self._state, tree)
         view = (await self._find_view(tree, run)).find_presented()
         copy = await asyncio.to_thread(find_copy, self._state, tree, view.number)
         if copy is not None:
-            return [copy.summarize()]
+            return [await asyncio.to_thread(copy.summarize)]
         if view.number == 0:  # stands for the copies below, unless it is a team: other members' work is not wanted
             found = await asyncio.to_thread(list_copies, self._state, tree)
             below = [each for each in found if each.workspace.source == each.workspace.project]
             if below:
-                return [each.summarize() for each in below]
+                return [await asyncio.to_thread(each.summarize) for each in below]
         if not is_unmade(view.spawned):
             raise ConfigError(explain_missing_copy(f"{tree}/{view.number}", view.spawned))
         return []

@@ -113,41 +113,46 @@ class CopiedWorkspace:
 
     def explain_nothing_to_apply(self) -> str:
         """Return why a run has no changes to apply, or "" if it has some."""
-        if self.applied is not None:
-            return self._describe_apply(self.applied)
-        if list_changed_paths(self.start_files, self.end_files):
+        if self.applied is None and list_changed_paths(self.start_files, self.end_files):
             return ""
-        was_applied = self.store.has_ref(self.workspace.last_apply)
-        return (ALREADY_ALL if was_applied else NOTHING).format(who=self.name)
+        return self._describe_apply() or NOTHING.format(who=self.name)
 
     def summarize(self) -> RunCopy:
         """Return the copied workspace as a `RunCopy` value, for Control."""
         made = self.workspace
+        unapplied = self._count_unapplied()
         return RunCopy(
             tree=made.tree,
             run=made.run,
             kind=made.kind,
             source=made.source,
-            applied="" if self.applied is None else self._describe_apply(self.applied),
-            has_unapplied=self.applied is None and (self.changes is None or self.changes.count > 0),
+            applied="" if unapplied != 0 else self._describe_apply(),
+            unapplied=unapplied,
         )
 
-    def _describe_apply(self, applied: ApplyRecord) -> str:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(applied.at))
-        return ALREADY.format(who=self.name, into=applied.into, at=at)
+    def _count_unapplied(self) -> int | None:
+        """Return the number of files with changes left to apply, or None if the end of the run was not recorded."""
+        if self.applied is not None:
+            return 0
+        if self.changes is None:
+            return None
+        if self.find_start() == self.workspace.base:
+            return self.changes.count
+        return len(list_changed_paths(self.start_files, self.end_files))
+
+    def _describe_apply(self) -> str:
+        """Return that all changes were applied, with the place and time if they are recorded, or "" if there was no
+        apply."""
+        if self.applied is None:
+            return "" if self.find_start() == self.workspace.base else ALREADY_ALL.format(who=self.name)
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.applied.at))
+        return ALREADY.format(who=self.name, into=self.applied.into, at=at)
 
     def describe(self, target: str) -> Changes:
         """Return the changes of an ended run, which `target` gets, as a `Changes` value for Control."""
-        found = self.find_changes()
-        applied = "" if self.applied is None else self.applied.into
-        return Changes(tuple(found.files), found.count, target, applied)
-
-    def list_changed_files(self) -> Sequence[ChangedFile]:
-        """Return the changes, up to the list limit: all of an ended run, those since the last apply of a live one."""
-        if not self.live:
-            return self.find_changes().files
         changed = list_changed_paths(self.start_files, self.end_files)
-        return tuple(describe_change(path, self.start_files, self.end_files) for path in changed[:LISTED])
+        files = tuple(describe_change(path, self.start_files, self.end_files) for path in changed[:LISTED])
+        return Changes(files, len(changed), target, "" if self.applied is None else self.applied.into)
 
     def record_apply(self, target: str) -> None:
         """Record that the changes were applied to `target`: of a live run those so far, so that only later ones count
@@ -190,12 +195,37 @@ def explain_missing_copy(who: str, spawned: RunSpawned) -> str:
 
 
 def list_copies(state: str, tree: str) -> list[CopiedWorkspace]:
-    """Return the copied workspaces of a tree, in the order of its runs."""
-    folder = find_tree_folder(state, tree)
-    if folder is None or not folder.is_dir():
-        return []
-    runs = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
+    """Return the copied workspaces of a tree, in the order of its runs. Raises RetinueError if one cannot be read."""
+    runs = _list_run_numbers(state, tree)
     return [found for found in (find_copy(state, tree, run) for run in runs) if found is not None]
+
+
+def summarize_copies(state: str, tree: str) -> list[RunCopy]:
+    """Return the copied workspaces of a tree as `RunCopy` values, in the order of its runs. A copy that cannot be read
+    has a `problem`."""
+    runs = _list_run_numbers(state, tree)
+    return [found for found in (_summarize_copy(state, tree, run) for run in runs) if found is not None]
+
+
+def _summarize_copy(state: str, tree: str, run: int) -> RunCopy | None:
+    try:
+        one = find_copy(state, tree, run)
+        return None if one is None else one.summarize()
+    except RetinueError as error:
+        return RunCopy(tree=tree, run=run, kind="", source="", problem=str(error))
+
+
+def _list_run_numbers(state: str, tree: str) -> list[int]:
+    """Return the numbers of the runs that have a folder."""
+    folder = find_tree_folder(state, tree)
+    if folder is None:
+        return []
+    try:
+        return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise RetinueError(f"cannot read {folder}: {error.strerror or error}") from None
 
 
 def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.MergePlan:
@@ -271,12 +301,14 @@ class TargetFolder:
         carry_out_plan(plan, copies, aside=self._aside)
 
     def apply(self, one: CopiedWorkspace) -> Sequence[ChangedFile]:
-        """Apply the changes of one copy, whatever they are. Returns the changes, up to the list limit."""
+        """Apply the changes of one copy, whatever they are. Returns the changes to this folder, up to the list
+        limit."""
         why = one.explain_nothing_to_apply()
         if one.applied is not None:
             raise RetinueError(why)
-        changed = one.list_changed_files()
-        if not why:
-            self.undo_interrupted_apply()
-            carry_out_plan(plan_apply([one], self.path), [one], aside=self._aside)
-        return changed
+        if why:
+            return ()
+        self.undo_interrupted_apply()
+        plan = plan_apply([one], self.path)
+        carry_out_plan(plan, [one], aside=self._aside)
+        return _describe_changes(plan.changes[:LISTED])

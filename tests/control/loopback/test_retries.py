@@ -1,6 +1,7 @@
 """Tests of commands whose answer was lost: repeated with the same key, a command takes effect once."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 from retinue.control import client
 from retinue.control.client import ControlClient
 from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny
+from retinue.core.changes import ApplyPlan
 from retinue.core.errors import ControlUnreachable
 from retinue.core.events import ApprovalDecided, Inbox
+from retinue.core.profiles import Task
 from retinue.protocol import control
 from retinue.protocol.strict_json import encode_body
 from retinue.surfaces.cli.output import ProjectLog
@@ -73,6 +76,21 @@ async def test_after_two_lost_answers_it_is_said_that_there_is_none(tmp_path: Pa
                 await lossy.cancel(run.ref.tree)
         await run.join()
         assert run.result().status == "cancelled"
+
+
+async def test_a_plan_to_apply_is_asked_for_once_and_not_kept_by_the_server(tmp_path: Path) -> None:
+    """A plan holds a whole diff, and a person can ask for it again."""
+    async with serve_supervisor(tmp_path, script={"explorer": [WRITE, "end"]}, workspace="copy", mode="yes") as h:
+        run = await h.supervisor.spawn("explorer", Task("write"))
+        await run.result()
+        async with losing(h, answers=1) as lossy:
+            with pytest.raises(ControlUnreachable):
+                await lossy.plan_apply(run.tree, [0])
+        for _ in range(5):
+            assert (await h.client.plan_apply(run.tree, [0])).count == 1
+        gc.collect()
+        kept = [each for each in gc.get_objects() if isinstance(each, ApplyPlan) and each.tree == run.tree]
+        assert len(kept) <= 1, "the newest may still be on its way"
 
 
 class EndingControl:

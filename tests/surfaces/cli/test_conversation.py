@@ -172,6 +172,21 @@ def test_commands(project: Project, open_tmux: Open) -> None:  # noqa: F811
     assert terminal.wait_for_end() == 0
 
 
+def test_changes_that_the_project_already_has_are_applied_without_a_question(
+    project: Project,
+    open_tmux: Open,  # noqa: F811
+) -> None:
+    terminal = start(open_tmux, project, {"main": [WRITE, "One."]}, "--yes", "--workspace", "copy")
+    say(terminal, "write")
+    terminal.read_until("One.")
+    (project.folder / "a.txt").write_text("one\n")
+    say(terminal, "/apply")
+    terminal.read_until("the project already has these changes")
+    assert "apply these changes?" not in terminal.text
+    say(terminal, "/apply")
+    terminal.read_until("were already applied")
+
+
 def test_leaving_asks_whether_children_go_on_and_resume_comes_back(project: Project, open_tmux: Open) -> None:  # noqa: F811
     gate = Gate(project.folder / "gate")
     agents = {

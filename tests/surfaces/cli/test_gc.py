@@ -1,5 +1,6 @@
 """Removal: old trees go, their lines and their folders; what lives, or is held, stays; a crash loses nothing."""
 
+import asyncio
 import json
 import random
 import shutil
@@ -12,9 +13,11 @@ import pytest
 
 import retinue
 from retinue import Profile
+from retinue.core.changes import RunCopy
 from retinue.core.events import Event, Gap, TurnStarted
 from retinue.log import schema
 from retinue.log.sqlite_reader import SqliteReader, open_log_file
+from retinue.supervisor.stored_control import StoredControl
 from retinue.surfaces.cli.gc import remove_old_trees
 from retinue.testing import ManualClock, scripted
 from tests.log.kit import write_files
@@ -129,6 +132,34 @@ async def test_space_is_given_back(project: Project) -> None:
     assert file.stat().st_size < 200_000
     assert packed[-20:] not in file.read_bytes()
     assert report.freed_bytes > 1_800_000
+
+
+class CancellingControl(StoredControl):
+    """The Control of stored trees, which cancels its task once the removal of a folder has begun."""
+
+    asked = 0
+
+    async def list_copies(self, tree: str, run: int | None = None) -> list[RunCopy]:
+        self.asked += 1
+        task = asyncio.current_task()
+        if self.asked == 2 and task is not None:  # the last step before the removal
+            asyncio.get_running_loop().call_soon(task.cancel)
+        return []
+
+
+async def test_a_cancelled_removal_holds_the_log_until_the_folder_is_gone(project: Project) -> None:
+    state = project.folder / ".retinue"
+    old = await spend(project, age=40 * DAY)
+    made = folder(project, old)
+    for number in range(2000):  # without the wait, their removal ends long after the cancellation
+        (made / str(number)).touch()
+    log = SqliteReader(state / "logs")
+    control = CancellingControl(log, str(state), project=str(project.folder))
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(remove_old_trees(log, state, before=1.7e9 * 10, changes=control))
+    assert control.asked == 2 and not (state / "runs" / old).exists()
+    assert [stored.tree for stored in await log.list_trees()] == [old]
+    assert gc(project)["removed"] == [old]
 
 
 async def test_a_crash_in_the_middle_leaves_a_whole_log(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from retinue.build.logs import open_stored_control
 from retinue.build.servers import connect_to_process
@@ -11,6 +12,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
+from retinue.log.listing import Listing
 from retinue.log.reading import iterate_events
 from retinue.surfaces.cli.output import ProjectLog
 
@@ -21,11 +23,11 @@ async def connect_to_tree(project: ProjectLog, tree: str) -> Control | None:
     return None if writer is None else connect_to_process(project.state, writer)
 
 
-async def open_tree_control(project: ProjectLog, tree: str) -> Control:
-    """Return the Control of the process that runs `tree`, or a Control of the stored trees if the tree has ended, or
-    if there is no process or no control server."""
-    status = await project.log.read_status(tree)
-    control = None if status.ended or status.writer is None else connect_to_process(project.state, status.writer)
+async def open_runs_control(project: ProjectLog, tree: Listing, runs: Sequence[int]) -> Control:
+    """Return the Control of the process that runs `tree`, or a Control of the stored trees if all these runs have
+    ended, or if there is no process or no control server. A process may be stopped, so it is asked only if needed."""
+    ended = {number for number, view in tree.runs.runs.items() if view.ended is not None}
+    control = None if ended.issuperset(runs) else await connect_to_tree(project, tree.tree)
     return open_stored_control(project.state) if control is None else control
 
 

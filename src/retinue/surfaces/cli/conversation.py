@@ -493,6 +493,9 @@ class Commands:
             lines = [f"  {safe.escape_line(conflict)}" for conflict in plan.conflicts]
             count = len(plan.conflicts)
             self._talk.view.show_text("\n".join([f"{count} of the files cannot be applied:", *lines]))
+        elif not plan.count:
+            await self._talk.control.apply_planned(plan.tree, plan.runs, digest=plan.digest)
+            self._talk.view.show_note("the project already has these changes")
         else:
             self._talk.view.show_text(self._format_diff(plan.diff, number))
             self._ask(APPLY_QUESTION, lambda: self._apply(plan))

@@ -126,8 +126,9 @@ def execute_apply(args: argparse.Namespace) -> int:
     project, tree, copies = asyncio.run(_find_copies(args.name))
     if not copies:
         return 0
-    control = asyncio.run(control_clients.open_tree_control(project, tree.tree))
-    make_plan = partial(control.plan_apply, tree.tree, [one.run for one in copies])
+    runs = [one.run for one in copies]
+    control = asyncio.run(control_clients.open_runs_control(project, tree, runs))
+    make_plan = partial(control.plan_apply, tree.tree, runs)
     plan = asyncio.run(make_plan())
     for why in plan.skipped:
         print(safe.escape_line(why), file=sys.stderr)
@@ -145,11 +146,15 @@ def execute_apply(args: argparse.Namespace) -> int:
         for conflict in plan.conflicts:
             print(f"  {safe.escape_line(conflict)}", file=sys.stderr)
         return FAILED
-    if not args.yes and not _ask_user(plan.diff):
+    if plan.count and not args.yes and not _ask_user(plan.diff):
         print("Nothing was changed.", file=sys.stderr)
         return FAILED
     asyncio.run(control.apply_planned(plan.tree, plan.runs, digest=plan.digest))
-    print(f"Applied {format_count(plan.count, 'file')} from {', '.join(f'{plan.tree}/{run}' for run in plan.runs)}.")
+    names = ", ".join(f"{plan.tree}/{run}" for run in plan.runs)
+    if plan.count:
+        print(f"Applied {format_count(plan.count, 'file')} from {names}.")
+    else:
+        print(f"The project already has the changes of {names}.")
     return 0
 
 

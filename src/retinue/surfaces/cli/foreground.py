@@ -8,11 +8,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from retinue.build.logs import open_stored_control
+from retinue.core.changes import RunCopy
 from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.profiles import Profile
@@ -157,35 +159,27 @@ def _print_result(result: Result[Any], *, as_json: bool, rendered: bool) -> None
 
 
 async def find_unapplied(result: Result[Any], state: Path | None) -> list[UnappliedChanges]:
-    """Return the changes in the tree of `result` that were not applied yet. If the log cannot be read any more, none
-    counts as applied: the answer must not be lost."""
-    changed = list(_find_changed(result))
-    if not changed or state is None:
-        return [UnappliedChanges(f"{each.tree}/{each.run}", each.changed_count) for each in changed]
-    from retinue.build.logs import open_stored_control  # imported only for trees with changes
-
-    applied: set[int] = set()
-    with suppress(RetinueError):
-        copies = await open_stored_control(state).list_copies(result.tree)
-        applied = {copy.run for copy in copies if copy.applied}
-    return [
-        UnappliedChanges(f"{each.tree}/{each.run}", each.changed_count)
-        for each in changed
-        if (each.run if each.team is None else each.team.presented) not in applied
-    ]
+    """Return the changes in the tree of `result` that were not applied yet. Changes whose records cannot be read any
+    more do not count as applied: the answer must not be lost."""
+    copies: dict[int | None, RunCopy] = {}
+    if state is not None:
+        with suppress(OSError, RetinueError):
+            copies = {copy.run: copy for copy in await open_stored_control(state).list_copies(result.tree)}
+    return list(_find_unapplied(result, copies))
 
 
-def _find_changed(result: Result[Any]) -> Iterator[Result[Any]]:
-    """Yield the result of each run with changes.
+def _find_unapplied(result: Result[Any], copies: Mapping[int | None, RunCopy]) -> Iterator[UnappliedChanges]:
+    """Yield the unapplied changes of each run. `copies` holds the copied workspaces by their runs.
 
     Children of a run with changes or of a team are skipped: their changes went into the copy of that run, and a team
     presents only the changes of one member."""
-    if result.changed_count or result.team is not None:
-        if result.changed_count:
-            yield result
-        return
-    for child in result.children:
-        yield from _find_changed(child)
+    copy = copies.get(result.run if result.team is None else result.team.presented)
+    count = result.changed_count if copy is None or copy.unapplied is None else copy.unapplied
+    if count:
+        yield UnappliedChanges(f"{result.tree}/{result.run}", count)
+    if not (count or result.changed_count or result.team is not None):
+        for child in result.children:
+            yield from _find_unapplied(child, copies)
 
 
 def redirect_output(state: Path, run: RunHandle) -> None:

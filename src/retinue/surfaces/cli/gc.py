@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from retinue.build.logs import open_log_reader, open_stored_control, remove_workspaces
+from retinue.concurrency import finish_despite_cancel
 from retinue.config.project import load_project
 from retinue.core.control import Control
 from retinue.core.errors import LogError, LogVersionError, RetinueError
@@ -161,12 +162,12 @@ async def remove_old_trees(
         if found := await _find_unapplied(tree, changes):
             report.kept[tree] = found
             return False
-        try:
-            freed = await asyncio.to_thread(remove_workspaces, state, tree, dry_run=dry_run)
+        removing = asyncio.to_thread(remove_workspaces, state, tree, dry_run=dry_run)
+        try:  # a cancel waits for the removal: the log stays ours until then
+            report.freed_bytes += await finish_despite_cancel(removing)
         except RetinueError as error:  # a tree whose folder stays keeps its events
             report.problems.append(str(error))
             return False
-        report.freed_bytes += freed
         return True
 
     wanted = {tree: seq for tree, seq in old.items() if tree not in origins}

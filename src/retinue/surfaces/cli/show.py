@@ -233,14 +233,16 @@ def _describe_usage(usage: Usage) -> str:
 
 
 async def _describe_changes(project: screen.ProjectLog, tree: Listing, view: RunView) -> str:
-    """Describe whether the changes of a run were applied, or how to apply them. Empty for a run without changes."""
-    if view.ended is None or not view.ended.changed_count:
+    """Describe whether the changes of a run were applied, or how to apply them, or why they cannot be read. Empty for
+    a run without changes."""
+    if view.ended is None:
         return ""
     control = open_stored_control(project.state)
     one = next((copy for copy in await control.list_copies(tree.tree) if copy.run == view.number), None)
     if one is None:
-        return "gone with the run's folder"
-    return one.applied or f"not applied: retinue diff {one.name} · retinue apply {one.name}"
+        return "gone with the run's folder" if view.ended.changed_count else ""
+    how = f"not applied: retinue diff {one.name} · retinue apply {one.name}"
+    return one.problem or (how if one.has_unapplied else one.applied)
 
 
 def _format_outcome(tree: Listing, view: RunView) -> Iterator[str]:
