@@ -189,6 +189,9 @@ class ControlClient:
             await anext(lines)
             yield
 
+    async def wait_until_idle(self, tree: str) -> None:
+        raise ConfigError(ONLY_IN_PROCESS.format(what="waiting for an idle tree"))
+
     # Reading
 
     async def wait(self, tree: str, run: int = 0) -> Result[Any]:
