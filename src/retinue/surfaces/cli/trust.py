@@ -22,6 +22,7 @@ from retinue.files.state_owner import is_adoptable, name_user
 from retinue.surfaces.cli import prompts
 from retinue.surfaces.printer import safe
 
+TRUSTED = "{file} is trusted already, until it changes: {what}; --revoke withdraws your trust"
 STATE_WARNING = """\
 {state} was not made here by you. Once it is yours, its trees can be resumed and its answers to questions count as
 given by you. Take it over only if you moved, copied or restored it yourself."""
@@ -71,6 +72,9 @@ def execute_trust(args: argparse.Namespace) -> int:
     loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
     if not loose:
         print(f"{safe.escape_line(str(file))} loosens nothing, so all of it takes effect.")
+        return 0
+    if trust.read_answer(file, text):
+        print(safe.fold_line(safe.escape_line(TRUSTED.format(file=file, what=", ".join(loose))), sys.stdout))
         return 0
     if not _confirm(
         f"{file} would allow {', '.join(loose)}; to trust it", yes=args.yes, ask=partial(prompts.ask_trust, file, loose)
