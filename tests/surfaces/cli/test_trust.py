@@ -135,6 +135,17 @@ def test_trust_that_a_file_has_is_not_asked_for_again(clone: Project) -> None:
     assert "give --yes" in one_line_error(clone.retinue("trust"))
 
 
+def test_a_file_with_an_error_is_not_asked_about(project: Project) -> None:
+    (project.folder / "retinue.yaml").write_text("max_turns: 500\nprofiles: {r: {tools: [read]}}\n")
+    project.script({"main": ["end"]})
+    terminal = Terminal(project, *run(project, "--plain"))
+    screen = terminal.read_until(None)
+    assert terminal.end() == 2
+    assert "key 'profiles.r': no SUBAGENT.md has this name" in " ".join(screen.split())
+    assert "Trust it" not in screen
+    assert "no SUBAGENT.md has this name" in one_line_error(project.retinue("trust", "--yes"))
+
+
 def test_a_file_that_is_named_is_trusted_and_a_copy_elsewhere_is_not(clone: Project, tmp_path: Path) -> None:
     assert allowed(clone, "--config", "retinue.yaml")
     clone.retinue("trust", "--yes")
