@@ -269,6 +269,7 @@ def test_kill_9_and_come_back(project: Project, open_tmux: Open) -> None:  # noq
 def test_ctrl_c_clears_interrupts_and_leaves(project: Project, open_tmux: Open) -> None:  # noqa: F811
     terminal = start(open_tmux, project, {"main": ["One.", {"hang": True}, "Three."]})
     terminal.type("no")
+    terminal.read_until("> no")
     terminal.press("C-c")
     terminal.read_until(lambda text: "> no" not in text)
     say(terminal, "hello")
