@@ -714,6 +714,33 @@ async def test_a_conversation_waits_is_interrupted_and_ends_once(kind: str, tmp_
         assert said == ["hello", "more", INTERRUPTED_TURN, "and now?"]
 
 
+async def test_a_tree_is_idle_when_nothing_is_at_work_and_nobody_attends_it(kind: str, tmp_path: Path) -> None:
+    clock = HeldClock()
+    spawn = {"name": "spawn_subagents", "args": {"tasks": [{"task": "child"}], "background": True}}
+    agents = {EXPLORER: [{"tools": [spawn]}, "started", HANG, "never"], "child": [{"text": "found", "delay": 1}]}
+    async with control(kind, tmp_path) as (h, c):
+        profile = Profile(EXPLORER, "You look.", model=scripted(agents, clock=clock))
+        run = await h.supervisor.spawn(profile, Task("hello", conversation=True))
+        waiting = await first(c, run.tree, RunWaiting)
+        if kind == "loopback":
+            with pytest.raises(ConfigError, match="waiting for an idle tree works only in the process"):
+                await c.wait_until_idle(run.tree)
+            return
+        idle = asyncio.create_task(c.wait_until_idle(run.tree))
+        clock.release()
+        noticed = await first(c, run.tree, TurnStarted, after=waiting.seq)  # it reads that its child has ended
+        assert not idle.done()
+        async with h.client.attend(run.tree):
+            await c.interrupt_turn(run.tree)
+            await first(c, run.tree, RunWaiting, after=noticed.seq)
+            assert not idle.done()
+        async with c.attend():  # somebody who answers all questions holds no process
+            await idle
+        assert await run.state() == "waiting"
+        await c.wait_until_idle(run.tree)
+        await c.wait_until_idle("nowhere")
+
+
 async def test_an_ended_conversation_goes_on_as_one(kind: str, tmp_path: Path) -> None:
     async with control(kind, tmp_path, script={EXPLORER: ["said"]}) as (_, c):
         run = await c.spawn(EXPLORER, Task("hello", conversation=True))

@@ -19,6 +19,7 @@ from retinue.core.events import (
 )
 from retinue.core.usage import Usage
 from retinue.log.activity import Activity, Entries
+from retinue.log.runs import RunCounts
 from tests.surfaces.printer.facts import ANNA, MAIN, Facts
 
 EDIT = {"path": "src/lib.rs", "old_string": "old", "new_string": "new"}
@@ -98,10 +99,10 @@ def test_questions_wait_in_their_order_and_carry_agent_and_label() -> None:
     assert [each.number for each in activity.questions.values()] == [2, 3]
     assert [work.label for work in activity.list_work()] == ["research codebase"]
     totals = activity.measure_totals(1_700_000_010.0)
-    assert (totals.primary, totals.running, totals.finished) == (1, 1, 0)
+    assert totals.agents == RunCounts(primary=1, running=1)
     activity.apply(facts.end(ANNA))
     assert [each.number for each in activity.questions.values()] == [3]
-    assert activity.measure_totals(1_700_000_010.0).finished == 1
+    assert activity.measure_totals(1_700_000_010.0).agents.finished == 1
 
 
 def test_the_totals_tell_what_is_spent_and_left() -> None:

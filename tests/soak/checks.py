@@ -28,7 +28,7 @@ from retinue.core.events import (
 )
 from retinue.core.results import STATUSES
 from retinue.core.usage import NO_USAGE
-from retinue.log.runs import Runs
+from retinue.log.runs import RunCounts, Runs
 from retinue.log.threads import fold_thread
 from tests.soak.witness import Asked, Witness
 
@@ -107,7 +107,7 @@ def check_folds(events: Sequence[Event], result: Result[Any]) -> None:
     folded = runs.primary.result(events[0].tree)
     assert msgspec.structs.replace(result, parse=msgspec.UNSET) == folded
     assert result.total_usage == runs.usage()
-    assert runs.counts() == (1, 0, len(runs.runs) - 1)
+    assert runs.counts() == RunCounts(primary=1, finished=len(runs.runs) - 1)
     assert all(run.state in STATUSES and not run.calls and not run.approvals for run in runs.runs.values())
     assert _count(result) == len(runs.runs)
 

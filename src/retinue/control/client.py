@@ -2,7 +2,7 @@
 
 Values that exist in only one process (profiles, approver functions, typed outputs) cannot be sent. The client refuses
 them with a ConfigError before it sends anything. Each request uses a separate connection, and no connection stays
-open. If the reply to a command is lost, the client sends the command once more with the same key.
+open. If the reply to a command is lost or late, the client sends the command once more with the same key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from retinue.core.control import (
     SpawnBelow,
     TreeInfo,
 )
-from retinue.core.errors import ConfigError, ControlUnreachable, RetinueError
+from retinue.core.errors import ConfigError, ControlUnreachable, ReplyTimeout, RetinueError
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
@@ -54,6 +54,7 @@ KEPT_VALUES = {
 REPLACING_LIMITS = "limits that replace its own; `narrow` sends limits that hold in addition"
 R = TypeVar("R")
 T = TypeVar("T")
+MAY_TAKE_EFFECT = "{error}; the command was sent, and may still take effect when it goes on"
 
 
 class ControlClient:
@@ -189,6 +190,9 @@ class ControlClient:
             await anext(lines)
             yield
 
+    async def wait_until_idle(self, tree: str) -> None:
+        raise ConfigError(ONLY_IN_PROCESS.format(what="waiting for an idle tree"))
+
     # Reading
 
     async def wait(self, tree: str, run: int = 0) -> Result[Any]:
@@ -258,7 +262,7 @@ class ControlClient:
 
 
 class ReplyLost(ControlUnreachable):
-    """Raised when a request was sent but no reply came. The request may have taken effect."""
+    """Raised when the connection broke off before the reply. The request may have taken effect."""
 
 
 class ControlChannel:
@@ -273,9 +277,14 @@ class ControlChannel:
         for _ in range(ATTEMPTS - 1 if command.repeated else 0):
             try:
                 return await self._call_once(command, request, key)
-            except ReplyLost:
+            except (ReplyLost, ReplyTimeout):
                 continue
-        return await self._call_once(command, request, key)
+        try:
+            return await self._call_once(command, request, key)
+        except ReplyTimeout as error:
+            if command.reads:
+                raise
+            raise ReplyTimeout(MAY_TAKE_EFFECT.format(error=error)) from None
 
     async def stream(self, command: StreamCommand, **arguments: Any) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a stream. Raises ControlUnreachable if the stream breaks off."""
@@ -336,7 +345,7 @@ class ControlChannel:
             async with asyncio.timeout(seconds):
                 return await reading
         except TimeoutError:
-            raise ReplyLost(f"process {self.address.pid} does not answer") from None
+            raise ReplyTimeout(f"process {self.address.pid} does not answer") from None
         except (OSError, NoResponse, IncompleteResponse):
             raise ReplyLost(f"process {self.address.pid} is gone") from None
         except ResponseError:

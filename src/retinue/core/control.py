@@ -203,6 +203,11 @@ class Control(Protocol):
         """Attend a tree, or all trees, as an approver. Inside the context, questions wait for `answer` instead of
         ending their run. Leaving the context answers nothing: open questions wait some time for another approver."""
 
+    async def wait_until_idle(self, tree: str) -> None:
+        """Wait until no run of a tree is at work, no message waits to be read, and nobody attends this tree by its
+        name. Its process can then close without cancelling anything. Works only in process; other implementations
+        raise ConfigError."""
+
     async def list_copies(self, tree: str, run: int | None = None) -> list[RunCopy]:
         """Return the copied workspaces of all runs of a tree, or only those that `run` stands for: its own, or that of
         its presenter if it is a team. A primary without a copy stands for the copies of the project used below it. The

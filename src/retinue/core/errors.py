@@ -28,6 +28,11 @@ class ControlUnreachable(RetinueError):
     """The process of a control server is gone or no longer answers."""
 
 
+class ReplyTimeout(ControlUnreachable):
+    """The process of a control server is there, but has not replied in time. If it goes on, for instance because it was
+    stopped, a command that was sent to it still takes effect."""
+
+
 class NotFound(ConfigError):
     """A name given by a person matches nothing (no run, profile or model)."""
 

@@ -44,7 +44,7 @@ from retinue.core.messages import ASKER, USER_WORDS
 from retinue.core.results import FINAL_ANSWER
 from retinue.core.teams import TeamState
 from retinue.log.blocks import TEAM_TOOLS, Block, Blocks, Span, format_count, make_call_spans
-from retinue.log.runs import NOTHING, Runs, RunView
+from retinue.log.runs import NO_RUNS, NOTHING, RunCounts, Runs, RunView
 from retinue.log.summaries import describe_call, shorten_text, summarize_result
 
 SPOKEN_CHARACTERS = 4000
@@ -76,9 +76,7 @@ class Work(msgspec.Struct, frozen=True):
 class Totals(msgspec.Struct, frozen=True):
     """The agents, tokens, cost and time of a tree, and the rest of its budget (None: no limit)."""
 
-    primary: int = 0
-    running: int = 0
-    finished: int = 0
+    agents: RunCounts = NO_RUNS
     tokens: int = 0
     cost: Decimal = NOTHING
     unpriced: int = 0
@@ -223,14 +221,11 @@ class Activity:
         if not every:
             return Totals()
         root = self.runs.runs[min(self.runs.runs)]
-        primary, running, finished = self.runs.counts()
         tokens, cost = self.runs.usage().total_tokens, sum((run.cost for run in every), NOTHING)
         seconds = root.measure_seconds(now)
         most, most_cost, time_limit = root.spawned.max_tokens, root.spawned.max_cost, root.spawned.timeout_seconds
         return Totals(
-            primary=primary,
-            running=running,
-            finished=finished,
+            agents=self.runs.counts(),
             tokens=tokens,
             cost=cost,
             unpriced=sum(run.unpriced for run in every),

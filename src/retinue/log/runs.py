@@ -542,6 +542,24 @@ def make_view(stored: StoredRun, *, keeps_texts: bool = True) -> RunView:
     )
 
 
+class RunCounts(Struct, frozen=True, gc=False):
+    """The numbers of runs in a tree: its primary, and by state the runs below it."""
+
+    primary: int = 0
+    running: int = 0
+    queued: int = 0
+    finished: int = 0
+
+    def describe(self) -> str:
+        """Return the counts as text: `Agents: 1 primary, 2 running, 1 finished`. Queued runs are named if there are
+        any."""
+        queued = f"{self.queued} queued, " if self.queued else ""
+        return f"Agents: {self.primary} primary, {self.running} running, {queued}{self.finished} finished"
+
+
+NO_RUNS = RunCounts()
+
+
 class Runs(Struct, eq=False, gc=False):
     """All runs of one tree. Events before a run is spawned or after it has ended change nothing. `gone_at` is the time
     of the newest event other than `run.resumed`; runs resumed together write these events in a row."""
@@ -592,11 +610,13 @@ class Runs(Struct, eq=False, gc=False):
             parent.children += (run,)
         return run
 
-    def counts(self) -> tuple[int, int, int]:
-        """Return the number of primary, running and finished runs, as the status bar shows them."""
+    def counts(self) -> RunCounts:
+        """Return the numbers of runs that the status bar shows."""
         spawned = [run for run in self.runs.values() if run.number != 0]
         finished = sum(run.ended is not None for run in spawned)
-        return int(0 in self.runs), len(spawned) - finished, finished
+        queued = sum(run.state == "queued" for run in spawned)
+        running = len(spawned) - finished - queued
+        return RunCounts(primary=int(0 in self.runs), running=running, queued=queued, finished=finished)
 
     def usage(self) -> Usage:
         return sum((run.usage for run in self.runs.values()), NO_USAGE)

@@ -92,6 +92,7 @@ class Approvals:
         self._restored: set[tuple[str, int | None, str]] = set()  # standing answers from an earlier process
         self._approver_tasks = TaskOwner()
         self._attendants: Counter[str | None] = Counter()  # people present for a tree; None is for all trees
+        self._departure = asyncio.Event()  # set when one of them has left
         self._asked: Counter[str] = Counter()  # how many questions each tree has asked
         self._watchers: set[_Watcher] = set()
 
@@ -164,6 +165,16 @@ class Approvals:
     def _has_attendant(self, tree: Tree) -> bool:
         return bool(self._attendants[tree.id] or self._attendants[None])
 
+    def is_attended_by_name(self, tree: str) -> bool:
+        """Return True if a person is present for just this tree. A person present for all trees does not count."""
+        return self._attendants[tree] > 0
+
+    async def wait_until_left(self, tree: str) -> None:
+        """Wait until no person is present for just this tree."""
+        while self.is_attended_by_name(tree):
+            self._departure.clear()
+            await self._departure.wait()
+
     def add_attendant(self, tree: str | None) -> None:
         """Count a person who is present to answer the questions of `tree`, or of all trees if None."""
         self._attendants[tree] += 1
@@ -171,6 +182,7 @@ class Approvals:
     def remove_attendant(self, tree: str | None) -> None:
         """Remove a person from the count. Questions with nobody left to answer them wait for another person."""
         self._attendants[tree] -= 1
+        self._departure.set()
         for question in list(self._questions.values()):
             if question.approver_task is None and question.open:
                 self._wait_for_others(question)

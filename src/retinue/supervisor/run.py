@@ -133,6 +133,12 @@ class Run(msgspec.Struct, eq=False, gc=False):
         """True if the run gets nothing more: it was told to stop, or its ending is on the way."""
         return self.stopping is not None or self.ending
 
+    @property
+    def is_at_work(self) -> bool:
+        """True until the ending is written and the parent knows it, except while the run waits for a message and has
+        none to read."""
+        return not self.finished and (bool(self.inbox) or not self.view.waits)
+
     def result(self) -> Result[Any]:
         """Return the result of an ended run, with the parser of its output type."""
         result = self.view.result(self.ref.tree)

@@ -267,6 +267,9 @@ class StoredControl:
     async def attend(self, tree: str | None = None) -> AsyncIterator[None]:
         yield  # nothing asks here
 
+    async def wait_until_idle(self, tree: str) -> None:
+        raise ConfigError(NO_PROCESS.format(what="waiting for an idle tree"))
+
     async def close(self) -> None:
         """Do nothing: the log belongs to whoever opened it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -261,6 +261,24 @@ class Supervisor:
             yield
         finally:
             self.approvals.remove_attendant(tree)
+
+    async def wait_until_idle(self, tree: str) -> None:
+        while self._is_at_work(tree) or self.approvals.is_attended_by_name(tree):
+            await self._wait_until_waiting(tree)
+            await self.approvals.wait_until_left(tree)
+
+    async def _wait_until_waiting(self, tree: str) -> None:
+        """Wait until no run of a tree is at work. Every change of that writes an event, so look again after each."""
+        if self._is_at_work(tree):
+            async with aclosing(self.log.watch(tree, after=self.trees[tree].seq)) as events:
+                async for _ in events:
+                    if not self._is_at_work(tree):
+                        return
+
+    def _is_at_work(self, tree: str) -> bool:
+        """Return True if a run of a tree is at work here, or is about to read a message."""
+        found = self.trees.get(tree)
+        return found is not None and any(run.is_at_work for run in found.runs)
 
     def find_lasting_path(self, ref: RunRef) -> str:
         """Return the path of a run at work that does not depend on other runs."""

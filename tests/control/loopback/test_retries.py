@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,18 @@ import msgspec
 import pytest
 
 from retinue.control import client
-from retinue.control.client import ControlClient
+from retinue.control.client import ControlChannel, ControlClient
 from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny
 from retinue.core.changes import ApplyPlan
-from retinue.core.errors import ControlUnreachable
+from retinue.core.errors import ControlUnreachable, ReplyTimeout
 from retinue.core.events import ApprovalDecided, Inbox
 from retinue.core.profiles import Task
 from retinue.protocol import control
 from retinue.protocol.strict_json import encode_body
+from retinue.surfaces.cli.control_clients import report_silence
+from retinue.surfaces.cli.main import report_error
 from retinue.surfaces.cli.output import ProjectLog
-from retinue.surfaces.cli.questions import PendingQuestion, send_answer
+from retinue.surfaces.cli.questions import PendingQuestion, list_questions, send_answer
 from tests.control.loopback.kit import HANG, WRITE, ServedSupervisor, request, serve_supervisor
 from tests.supervisor.tree.kit import bodies
 
@@ -91,6 +95,55 @@ async def test_a_plan_to_apply_is_asked_for_once_and_not_kept_by_the_server(tmp_
         gc.collect()
         kept = [each for each in gc.get_objects() if isinstance(each, ApplyPlan) and each.tree == run.tree]
         assert len(kept) <= 1, "the newest may still be on its way"
+
+
+async def test_a_stopped_process_may_still_carry_out_what_was_sent(tmp_path: Path) -> None:
+    async with serve_supervisor(tmp_path) as h, stopped(h) as address:
+        channel = ControlChannel(address)
+        with pytest.raises(ReplyTimeout, match="does not answer; the command was sent, and may still take effect"):
+            await channel.call(replace(control.CANCEL, seconds=0.01), tree="x", run=0)
+        with pytest.raises(ReplyTimeout, match=r"does not answer$") as raised:
+            await channel.call(replace(control.PENDING, seconds=0.01))
+    assert report_error(raised.value) == 1, "the command was used rightly"
+
+
+@asynccontextmanager
+async def stopped(h: ServedSupervisor) -> AsyncIterator[control.Address]:
+    """The address of a process that is stopped: the system takes its connections, and nobody reads them."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield msgspec.structs.replace(h.client.address, port=listening.getsockname()[1])
+
+
+class StoppedControl:
+    """The Control of a process that is stopped."""
+
+    async def pending(self, tree: str | None = None) -> list[Approval]:
+        raise ReplyTimeout("process 1 does not answer")
+
+
+async def test_the_questions_of_a_stopped_process_are_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent: Any = StoppedControl()
+    async with serve_supervisor(tmp_path) as h:
+        run = h.run({"main": [WRITE, HANG]})
+        [question] = await h.questions()
+        with pytest.raises(ReplyTimeout, match="process 1 does not answer, so it is not known what it asks"):
+            await list_questions({1: silent})
+        [found] = await list_questions({1: silent, 2: h.client})
+        assert (found.approval.id, found.pid) == (question.id, 2)
+        assert "warning: process 1 does not answer, so it is not known what it asks" in capsys.readouterr().err
+        await h.client.cancel(run.ref.tree)
+        await run.join()
+
+
+async def test_a_long_silence_is_said_and_a_short_one_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    with report_silence("process 1"):
+        await asyncio.sleep(0)
+    assert not capsys.readouterr().err
+    with report_silence("process 1", seconds=0):
+        await asyncio.to_thread(lambda: None)
+    assert capsys.readouterr().err == "process 1 does not answer yet ...\n"
 
 
 class EndingControl:

@@ -188,12 +188,13 @@ def test_changes_that_the_project_already_has_are_applied_without_a_question(
 
 
 def test_leaving_asks_whether_children_go_on_and_resume_comes_back(project: Project, open_tmux: Open) -> None:  # noqa: F811
-    gate = Gate(project.folder / "gate")
+    gate, turn = Gate(project.folder / "gate"), Gate(project.folder / "turn")
     agents = {
         "main": [
             START,
             "Started.",
             "I hear.",
+            turn.reply,
             "It has ended.",
             "Bye.",
         ],
@@ -219,9 +220,14 @@ def test_leaving_asks_whether_children_go_on_and_resume_comes_back(project: Proj
     say(back, "are you there?")
     back.read_until("I hear.")
     os.close(held)
+    turn_held = turn.hold()  # it reads that its last subagent has ended, and has its turn
+    assert project.retinue("send", "last", "take your time", "--wait", "0").returncode == 0, "its process stays"
+    os.close(turn_held)
     back.read_until("It has ended.")
     assert back.history.count("slow is done") == 1
-    until(lambda: project.rows()[0]["pid"] not in (None, pid))  # nothing was at work any more, so its process has left
+    assert project.rows()[0]["pid"] == pid, "the process stays while a terminal is attached"
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: project.rows()[0]["pid"] not in (None, pid))  # this terminal takes over
     back.read_until(lambda text: text.split("\n")[-2].startswith(">"))
     say(back, "bye")
     back.read_until("Bye.")
@@ -278,6 +284,7 @@ def test_kill_9_and_come_back(project: Project, open_tmux: Open) -> None:  # noq
 def test_ctrl_c_clears_interrupts_and_leaves(project: Project, open_tmux: Open) -> None:  # noqa: F811
     terminal = start(open_tmux, project, {"main": ["One.", {"hang": True}, "Three."]})
     terminal.type("no")
+    terminal.read_until("> no")
     terminal.press("C-c")
     terminal.read_until(lambda text: "> no" not in text)
     say(terminal, "hello")

@@ -29,6 +29,15 @@ def test_nothing_there_is_a_friendly_line(project: Project) -> None:
     assert not (project.folder / ".retinue").exists()
 
 
+def test_show_tells_which_messages_were_not_read(project: Project, hanging: subprocess.Popen[str]) -> None:
+    assert project.retinue("send", "last", "leave the\ntests alone", "--wait", "0").returncode == 0
+    asked = "\nmessage, queued: the run reads it at its next turn\n  leave the\n  tests alone\n"
+    assert asked in project.retinue("show").stdout
+    assert project.retinue("cancel", "last").returncode == 0
+    unread = "\nmessage, too late: the run ended before it read the message\n  leave the\n  tests alone\n"
+    assert unread in project.retinue("show").stdout
+
+
 def test_ps_lists_runs_below_one_another(project: Project) -> None:
     agents = {
         "main": [

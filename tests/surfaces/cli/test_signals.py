@@ -116,6 +116,18 @@ def test_a_stubborn_command_is_gone_after_one_too(project: Project) -> None:
     assert processes_of(group) == []
 
 
+def test_closing_the_terminal_of_a_run_cancels_its_question(project: Project) -> None:
+    """docs/approvals.md says so; a surface of another process that is closed answers nothing."""
+    model = project.script({"main": [{"tools": [{"name": "shell", "args": {"command": "true"}}]}]})
+    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal.read_until("shell(true)")
+    os.killpg(terminal.process.pid, signal.SIGHUP)  # what the system sends when the terminal is gone
+    terminal.read_until(None)
+    assert terminal.end() == 130
+    assert [(row["state"], row["pid"]) for row in project.rows()] == [("cancelled", None)]
+    assert not [event for event in project.events() if event["kind"] == "approval.decided"]
+
+
 def test_a_signal_that_was_ignored_stays_ignored(project: Project) -> None:
     """With nohup, the run outlives its terminal."""
     model = project.script(

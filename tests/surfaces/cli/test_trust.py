@@ -117,6 +117,35 @@ def test_trust_holds_until_the_file_changes_and_can_be_taken_back(clone: Project
     assert not allowed(clone)
 
 
+def test_trust_that_a_file_has_is_not_asked_for_again(clone: Project) -> None:
+    file = clone.folder / "retinue.yaml"
+    assert clone.retinue("trust", "--yes").returncode == 0
+    again = clone.retinue("trust")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout == (
+        f"{file} is trusted already, until it changes: approvals.mode: yes, approvals.allow: shell(echo *), "
+        "max_turns: 500; --revoke withdraws your trust\n"
+    )
+    made = Project(clone.folder.parent / "made")
+    (made.folder / "retinue.yaml").unlink()
+    (made.folder / "Makefile").write_text("test:\n\ttrue\n")
+    assert made.retinue("init", "--yes").returncode == 0
+    assert "is trusted already" in made.retinue("trust").stdout
+    clone.retinue("trust", "--revoke")
+    assert "give --yes" in one_line_error(clone.retinue("trust"))
+
+
+def test_a_file_with_an_error_is_not_asked_about(project: Project) -> None:
+    (project.folder / "retinue.yaml").write_text("max_turns: 500\nprofiles: {r: {tools: [read]}}\n")
+    project.script({"main": ["end"]})
+    terminal = Terminal(project, *run(project, "--plain"))
+    screen = terminal.read_until(None)
+    assert terminal.end() == 2
+    assert "key 'profiles.r': no SUBAGENT.md has this name" in " ".join(screen.split())
+    assert "Trust it" not in screen
+    assert "no SUBAGENT.md has this name" in one_line_error(project.retinue("trust", "--yes"))
+
+
 def test_a_file_that_is_named_is_trusted_and_a_copy_elsewhere_is_not(clone: Project, tmp_path: Path) -> None:
     assert allowed(clone, "--config", "retinue.yaml")
     clone.retinue("trust", "--yes")

@@ -13,7 +13,7 @@ from retinue.core.events import (
 )
 from retinue.core.usage import Usage
 from retinue.log.activity import Totals
-from retinue.log.runs import Runs
+from retinue.log.runs import RunCounts, Runs
 from retinue.surfaces.printer.summary import format_status_bar, format_summary
 from retinue.surfaces.printer.totals import format_status
 from tests.surfaces.printer.facts import ANNA, BERT, MAIN, Facts
@@ -58,7 +58,7 @@ def test_without_a_time_it_is_the_last_start_or_end() -> None:
 
 
 def test_the_status_bar() -> None:
-    assert format_status_bar(a_tree()) == "Agents: 1 primary, 2 running, 1 finished"
+    assert format_status_bar(a_tree()) == "Agents: 1 primary, 1 running, 1 queued, 1 finished"
     assert format_status_bar(Runs("t1")) == "Agents: 0 primary, 0 running, 0 finished"
 
 
@@ -71,7 +71,7 @@ def test_the_summary_is_aligned() -> None:
         "└─ bert [waits]        queued                0      0       0   0.0s",
         "total                  4 runs                3      1   1,234  10.0s",
         "",
-        "Agents: 1 primary, 2 running, 1 finished",
+        "Agents: 1 primary, 1 running, 1 queued, 1 finished",
     ]
 
 
@@ -89,8 +89,12 @@ def test_an_empty_tree_is_no_problem() -> None:
 
 def test_the_status_bar_has_time_tokens_cost_and_what_is_left_as_far_as_they_fit() -> None:
     totals = Totals(
-        primary=1, running=2, finished=1, tokens=23_454, cost=Decimal("0.0312"), seconds=75, cost_left=Decimal("0.97")
-    )  # fmt: skip
+        agents=RunCounts(primary=1, running=2, finished=1),
+        tokens=23_454,
+        cost=Decimal("0.0312"),
+        seconds=75,
+        cost_left=Decimal("0.97"),
+    )
     agents = "Agents: 1 primary, 2 running, 1 finished"
     for width, rest in (
         (90, " · 1m15s · 23,454 tokens · $0.0312 · $0.97 left"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from retinue.build.logs import open_stored_control
 from retinue.build.servers import connect_to_process
@@ -15,6 +18,10 @@ from retinue.core.ports import LogReader
 from retinue.log.listing import Listing
 from retinue.log.reading import iterate_events
 from retinue.surfaces.cli.output import ProjectLog
+from retinue.surfaces.printer import colors, safe
+
+SILENT_SECONDS = 2.0
+NO_ANSWER_YET = "{who} does not answer yet ..."
 
 
 async def connect_to_tree(project: ProjectLog, tree: str) -> Control | None:
@@ -46,6 +53,21 @@ async def connect_to_run(project: ProjectLog, found: RunRef) -> Control | None:
             f"process {writer} runs {found.name} and has no control server: it was started with --no-control"
         )
     return control
+
+
+@contextmanager
+def report_silence(who: str, *, seconds: float = SILENT_SECONDS) -> Iterator[None]:
+    """Print a faint line if the block, which waits for a reply of `who`, takes long."""
+
+    def report() -> None:
+        text = safe.escape_line(NO_ANSWER_YET.format(who=who))
+        print(colors.paint_faint(text, color=colors.wants_color(sys.stderr)), file=sys.stderr, flush=True)
+
+    timer = asyncio.get_running_loop().call_later(seconds, report)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 async def find_ending(log: LogReader, found: RunRef) -> RunEnded | None:

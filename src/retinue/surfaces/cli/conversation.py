@@ -130,16 +130,6 @@ class Conversation:
             await self._tasks.close()
             self._release_signals()
 
-    async def watch_until_quiet(self) -> None:
-        """Wait until no run of the conversation is at work."""
-        assert self.run is not None
-        async with aclosing(self.control.watch(self.run.tree, after=self._last_seq())) as items:
-            while any(run.ended is None and not run.waits for run in self.runs.runs.values()):
-                item = await anext(items, None)
-                if item is None:
-                    return
-                self.view.activity.apply(item)
-
     # Messages
 
     async def _take_lines(self) -> None:

@@ -256,7 +256,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:  # the boundary of the surface: the user reads one line
         if os.environ.get("RETINUE_TRACEBACK"):
             raise
-        return _report_error(error)
+        return report_error(error)
     finally:
         _drop_output()
 
@@ -350,15 +350,16 @@ def complain(text: str, *more: str) -> None:
     print("\n  ".join([first, *map(safe.escape_line, more)]), file=sys.stderr)
 
 
-def _report_error(error: Exception) -> int:
-    from retinue.core.errors import Ambiguous, OutputFailed, RetinueError
+def report_error(error: Exception) -> int:
+    """Print an error on stderr and return its exit code."""
+    from retinue.core.errors import Ambiguous, ControlUnreachable, OutputFailed, RetinueError
 
     if isinstance(error, Ambiguous):
         complain(f"{error.summary}:", *error.candidates)
         return USAGE
     if isinstance(error, RetinueError):
         complain(str(error))
-        return FAILED if isinstance(error, OutputFailed) else USAGE
+        return FAILED if isinstance(error, OutputFailed | ControlUnreachable) else USAGE
     if isinstance(error, OSError) and error.strerror:
         complain(_explain_refusal(error))
         return FAILED

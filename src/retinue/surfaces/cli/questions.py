@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +13,20 @@ import msgspec
 from retinue.build.servers import connect_to_processes
 from retinue.core.approvals import Allow, Answered, Approval, Decision, QuestionClosed, describe_closing
 from retinue.core.control import Control
-from retinue.core.errors import Ambiguous, ControlUnreachable, NotFound, RetinueError
+from retinue.core.errors import Ambiguous, ControlUnreachable, NotFound, ReplyTimeout, RetinueError
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Event
 from retinue.core.ports import LogReader
 from retinue.log.lookup import MOST_CANDIDATES, describe_origin
 from retinue.log.questions import find_closing
 from retinue.log.reading import iterate_events, wait_for_event
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.control_clients import describe_user
+from retinue.surfaces.cli.control_clients import describe_user, report_silence
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import format_question
 
 KEPT_SECONDS = 5.0
 NOT_KEPT = "the answer holds for this call only: the rule {rules} could not be written"
+UNKNOWN_QUESTIONS = "process {pid} does not answer, so it is not known what it asks (stopped? `fg` lets it go on)"
 KEPT = "allowed in this project from now on, by the rule in retinue.yaml: {rules}"
 
 
@@ -45,20 +46,37 @@ class PendingQuestion:
 
 
 async def find_waiting(project: screen.ProjectLog) -> list[PendingQuestion]:
-    """Return every pending question of every process with a control server, the oldest of each tree first."""
-    processes = connect_to_processes(project.state)
+    """Return every pending question of every process with a control server, the oldest of each tree first.
+
+    Prints a warning for each process that does not reply in time. Raises ReplyTimeout if there is such a process and no
+    question of another one, because then nobody knows whether anything waits."""
+    return await list_questions(connect_to_processes(project.state))
+
+
+async def list_questions(processes: Mapping[int, Control]) -> list[PendingQuestion]:
+    """Do as `find_waiting`, for these processes."""
     pending = await asyncio.gather(*(_list_pending(pid, control) for pid, control in processes.items()))
+    listed = dict(zip(processes, pending, strict=True))
     found = [
-        PendingQuestion(approval, pid, control)
-        for (pid, control), approvals in zip(processes.items(), pending, strict=True)
-        for approval in approvals
+        PendingQuestion(approval, pid, processes[pid])
+        for pid, approvals in listed.items()
+        for approval in approvals or ()
     ]
+    silent = [UNKNOWN_QUESTIONS.format(pid=pid) for pid, approvals in listed.items() if approvals is None]
+    if silent and not found:
+        raise ReplyTimeout("; ".join(silent))
+    for text in silent:
+        screen.print_warning(text)
     return sorted(found, key=lambda each: (each.approval.tree, each.approval.number))
 
 
-async def _list_pending(pid: int, control: Control) -> list[Approval]:
+async def _list_pending(pid: int, control: Control) -> list[Approval] | None:
+    """Return the pending questions of one process, or None if it does not reply in time."""
     try:
-        return await control.pending()
+        with report_silence(f"process {pid}"):
+            return await control.pending()
+    except ReplyTimeout:
+        return None
     except ControlUnreachable:
         return []  # the process has just ended, and its questions with it
     except RetinueError as error:
@@ -142,9 +160,10 @@ async def send_answer(
     """Send an answer to the process that asks. If the process is gone, read from the log whose answer it took."""
     about, key = chosen.approval, secrets.token_hex(16)
     try:
-        return await chosen.control.answer(
-            about.id, decision, by=describe_user(), digest=about.digest, surface=surface, key=key
-        )
+        with report_silence(f"process {chosen.pid}"):
+            return await chosen.control.answer(
+                about.id, decision, by=describe_user(), digest=about.digest, surface=surface, key=key
+            )
     except ControlUnreachable:
         closed = await find_closing(iterate_events(project.log, about.tree), about.id)
         if closed.allowed is None:
@@ -192,7 +211,11 @@ async def spread_rule(
 
     The other processes would read the new rule only at their next start."""
     rule = answered.approval.rule
-    for each in await find_waiting(project):
+    try:
+        found = await find_waiting(project)
+    except ReplyTimeout:
+        return  # it reads the rule when it starts again
+    for each in found:
         about = each.approval
         if each.pid == answered.pid or about.rule != rule:
             continue

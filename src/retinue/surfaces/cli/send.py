@@ -72,7 +72,8 @@ async def _send(name: str, text: str, wait: float) -> tuple[RunRef, Receipt]:
     if client is None:
         ended = await control_clients.find_ending(project.log, found)
         return found, Receipt("too_late", why=f"the run has ended: {ended.status if ended else 'unknown'}")
-    given = await client.send(found.tree, found.run, text)
+    with control_clients.report_silence(f"the process of {found.name}"):
+        given = await client.send(found.tree, found.run, text)
     return found, await wait_until_read(project.log, found.tree, found.run, given, seconds=wait)
 
 
@@ -110,7 +111,8 @@ async def _cancel(name: str) -> int:
     taken = False
     if client is not None:
         try:
-            taken = await client.cancel(found.tree, found.run)
+            with control_clients.report_silence(f"the process of {found.name}"):
+                taken = await client.cancel(found.tree, found.run)
         except ControlUnreachable:
             if await control_clients.find_ending(project.log, found) is None:
                 raise

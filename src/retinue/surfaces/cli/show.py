@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 
 from retinue.build.logs import open_stored_control
+from retinue.core.messages import RunRef
+from retinue.core.ports import LogReader
 from retinue.core.results import ToolLog, format_changed_files
 from retinue.core.usage import Usage
 from retinue.log.accounts import format_cost, sum_subtree_bill
@@ -19,6 +21,7 @@ from retinue.log.activity import describe_team
 from retinue.log.blocks import Role, describe_basis, format_count, format_json, make_call_spans
 from retinue.log.listing import Listing, load_listing
 from retinue.log.reading import iterate_events
+from retinue.log.receipts import MessageReceipt, Receipts
 from retinue.log.runs import RunView
 from retinue.log.summaries import summarize_result
 from retinue.log.transcripts import Action, fold_actions, format_transcript
@@ -94,11 +97,23 @@ async def _show(args: argparse.Namespace) -> int:
         screen.print_json(tree.make_result(view, now))
         return 0
     changes = await _describe_changes(project, tree, view.find_presented())
-    pager.print_long("\n".join(_format_page(project.state, tree, view, now, changes=changes)))
+    unread = await _list_unread(project.log, found)
+    pager.print_long("\n".join(_format_page(project.state, tree, view, now, changes=changes, unread=unread)))
     return 0
 
 
-def _format_page(state: Path, tree: Listing, view: RunView, now: float, *, changes: str) -> Iterator[str]:
+async def _list_unread(log: LogReader, found: RunRef) -> list[MessageReceipt]:
+    """Return the messages of people to a run that it has not read, or never read."""
+    receipts, newest = Receipts(), dict[int, MessageReceipt]()
+    async for event in iterate_events(log, found.tree):
+        if event.run == found.run:
+            newest |= {each.seq: each for each in receipts.apply(event)}
+    return [each for each in newest.values() if each.state != "delivered"]
+
+
+def _format_page(
+    state: Path, tree: Listing, view: RunView, now: float, *, changes: str, unread: Sequence[MessageReceipt]
+) -> Iterator[str]:
     name, label = _paint("name", f"{tree.tree}/{view.number}"), _paint("label", f"[{view.label}]")
     yield f"{name}  {safe.escape_line(view.path)}  {label}"
     for fact, value in _list_facts(state, tree, view, now, changes=changes):
@@ -107,6 +122,8 @@ def _format_page(state: Path, tree: Listing, view: RunView, now: float, *, chang
     if view.spawned.task_context:
         yield from _format_part("context", view.spawned.task_context)
     yield from _format_section("tools", map(_format_tool_line, view.tool_logs))
+    for each in unread:
+        yield from _format_part(f"message, {each.describe()}", each.text)
     made = view.find_presented().ended
     if made is not None and made.changed_count:
         changed = format_changed_files(made.changed_files, made.changed_count)

@@ -23,7 +23,7 @@ from retinue.config import trust
 from retinue.config.files import exists, read_text
 from retinue.config.location import suggest
 from retinue.config.models import explain_missing_model
-from retinue.config.project import SETTINGS_FILE, Project, find_project
+from retinue.config.project import SETTINGS_FILE, Project, find_project, load_project
 from retinue.config.settings import make_limits, parse_settings, restrict
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
@@ -113,6 +113,7 @@ def _ask_trust() -> None:
     text = read_text(file)
     loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
     if loose and trust.read_answer(file, text) is None:
+        load_project(file.parent, config=file)  # raises ConfigError for a file that has an error, before the question
         yes = prompts.ask_trust(file, loose)
         with nullcontext() if yes else suppress(ConfigError):  # if a no cannot be stored, the next run asks again
             trust.keep_answer(file, text, trusted=yes)

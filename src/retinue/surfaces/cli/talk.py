@@ -172,13 +172,14 @@ class _ConversationHost:
         return conversation
 
     async def _go_on(self, conversation: Conversation) -> None:
-        """Continue without a terminal until no run is at work. The conversation stays open."""
+        """Continue without a terminal until no run is at work and no other terminal is attached. The conversation stays
+        open."""
         assert conversation.run is not None and self._start.parts.state is not None
         leave_session(0)
         redirect_output(self._start.parts.state, conversation.run)
         with suppress(OSError):
             self._shell.send(b".", socket.MSG_NOSIGNAL)
-        await conversation.watch_until_quiet()
+        await conversation.control.wait_until_idle(conversation.run.tree)
 
 
 async def attach_conversation(

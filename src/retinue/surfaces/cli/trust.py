@@ -15,13 +15,14 @@ from retinue.build.logs import take_over_state
 from retinue.config import trust
 from retinue.config.files import read_text
 from retinue.config.ownership import find_other_owners
-from retinue.config.project import OWNED_MARKS, SETTINGS_FILE, find_project, find_project_folder
+from retinue.config.project import OWNED_MARKS, SETTINGS_FILE, find_project, find_project_folder, load_project
 from retinue.config.settings import parse_settings, restrict
 from retinue.core.errors import ConfigError
 from retinue.files.state_owner import is_adoptable, name_user
 from retinue.surfaces.cli import prompts
 from retinue.surfaces.printer import safe
 
+TRUSTED = "{file} is trusted already, until it changes: {what}; --revoke withdraws your trust"
 STATE_WARNING = """\
 {state} was not made here by you. Once it is yours, its trees can be resumed and its answers to questions count as
 given by you. Take it over only if you moved, copied or restored it yourself."""
@@ -72,6 +73,10 @@ def execute_trust(args: argparse.Namespace) -> int:
     if not loose:
         print(f"{safe.escape_line(str(file))} loosens nothing, so all of it takes effect.")
         return 0
+    if trust.read_answer(file, text):
+        print(safe.fold_line(safe.escape_line(TRUSTED.format(file=file, what=", ".join(loose))), sys.stdout))
+        return 0
+    load_project(folder, config=file)  # raises ConfigError for a file that has an error
     if not _confirm(
         f"{file} would allow {', '.join(loose)}; to trust it", yes=args.yes, ask=partial(prompts.ask_trust, file, loose)
     ):

@@ -48,8 +48,7 @@ def format_summary(runs: Runs, *, color: bool = False, now: float | None = None)
 
 def format_status_bar(runs: Runs) -> str:
     """Return the text of the status bar: `Agents: 1 primary, 2 running, 1 finished`."""
-    primary, running, finished = runs.counts()
-    return f"Agents: {primary} primary, {running} running, {finished} finished"
+    return runs.counts().describe()
 
 
 def _make_row(state: str, runs: Collection[RunView], seconds: float) -> tuple[str, ...]:

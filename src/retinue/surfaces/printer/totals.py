@@ -27,7 +27,7 @@ def format_status(totals: Totals, *, width: int) -> str:
     short = {"tokens": _shorten_tokens(totals.tokens), "left": _format_left(totals, _shorten_tokens)}
     if totals.cost >= CENT and not totals.unpriced:
         short["cost"] = f"${totals.cost:.2f}"
-    agents = f"Agents: {totals.primary} primary, {totals.running} running, {totals.finished} finished"
+    agents = totals.agents.describe()
     for change in ({}, short, {"tokens": ""}, {"cost": ""}, {"left": ""}, {"time": ""}):
         pieces.update(change)
         line = " · ".join([agents, *(piece for piece in pieces.values() if piece)])
