@@ -40,7 +40,7 @@ FRAMES = 30  # of the script below, both ways, when nothing goes wrong
 SAMPLE = 4
 SEED = 20261116
 LIES: list[tool_server.FromServer] = [
-    tool_server.Result(999, "x"),
+    tool_server.ResultFrame(999, "x"),
     tool_server.Previewed(999, "x"),
     tool_server.Accepted(999),
     tool_server.Output(999, "x"),

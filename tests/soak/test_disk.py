@@ -1,6 +1,7 @@
 """A disk that is full or fails, at every write and every sync: told in clear words, nothing acknowledged is lost."""
 
 import asyncio
+import base64
 import json
 import random
 import shutil
@@ -173,6 +174,11 @@ async def test_a_log_that_cannot_be_opened_is_let_go_at_once(tmp_path: Path) -> 
     assert failures >= 2
 
 
+def make_text(size: int, seed: int) -> str:
+    """Return a text that the log cannot make much smaller."""
+    return base64.b85encode(random.Random(seed).randbytes(size * 4 // 5)).decode()
+
+
 TINY = """
 mount -t tmpfs -o size=1500k tmpfs "$1" && cd "$1" && cp "$2" script.yaml || exit 99
 shift 2
@@ -189,7 +195,7 @@ def test_a_full_file_system_is_told_and_work_goes_on_when_there_is_space(tmp_pat
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("NOT SHOWN HERE: a full file system. `unshare -rm` does not work on this machine")
     script = tmp_path / "script.yaml"
-    turns = [{"text": "x" * 3000, **call("glob", pattern="*")} for _ in range(40)]
+    turns = [{"text": make_text(3000, seed), **call("glob", pattern="*")} for seed in range(40)]
     script.write_text(json.dumps({"agents": {"main": [*turns, call("shell", command="true"), {"text": "answer"}]}}))
     (tmp_path / "disk").mkdir()
     shell = ["unshare", "-rm", "sh", "-c", TINY, "sh", str(tmp_path / "disk"), str(script), *COMMAND]
@@ -202,7 +208,7 @@ def test_a_full_file_system_is_told_and_work_goes_on_when_there_is_space(tmp_pat
 
 def test_a_file_that_may_not_grow_is_told(tmp_path: Path) -> None:
     """A quota or `ulimit -f` limits the size of a file; neither needs privileges."""
-    turns = [{"text": "x" * 30000, **call("glob", pattern="*")} for _ in range(20)]
+    turns = [{"text": make_text(30_000, seed), **call("glob", pattern="*")} for seed in range(20)]
     script = tmp_path / "script.yaml"
     script.write_text(json.dumps({"agents": {"main": [*turns, call("list_agents"), {"text": "answer"}]}}))
     limited = ["sh", "-c", 'trap "" XFSZ; ulimit -f 300; exec "$@"', "sh", *COMMAND]
