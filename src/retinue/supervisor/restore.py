@@ -572,6 +572,8 @@ class ResumedServices(RunServices, eq=False):
                 await write_started(self._tree, self._run, call)
                 return said
             if said.args is not None:  # the call itself must not run: a person has replaced it
+                if verdict.what == "allow" and not verdict.rule:
+                    return said
                 decision = await self._decide(wanted, spec, "", verdict)
                 return said if isinstance(decision, Allow) and decision.args is None else decision
         return Allow() if find_spawned(self._run, call.id) else None

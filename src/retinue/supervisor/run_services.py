@@ -312,7 +312,9 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             self._deltas = deltas
             reply = await plan.model.complete(request, deltas)
             usage = reply.usage
-            reply = _complete_usage(repair_reply(reply), request)
+            reply = repair_reply(reply)
+            if not reply.counted:
+                reply = _complete_usage(reply, request)
             usage, estimated = reply.usage, reply.estimated
             self._deltas = None
         except (ModelError, Limited) as error:
@@ -424,7 +426,7 @@ class QuestionServices(RunServices, eq=False, gc=False):
 def _complete_usage(reply: Reply, request: Request) -> Reply:
     """Return the reply with an estimate of tokens that its model did not report, so that budgets count them."""
     usage = reply.usage
-    if reply.counted or (usage.input_tokens and usage.output_tokens):
+    if usage.input_tokens and usage.output_tokens:
         return reply
     sent = len(request.system) + sum(len(turn.text) for turn in request.thread)
     received = len(reply.text) + sum(len(str(call.args)) for call in reply.calls)
