@@ -31,6 +31,17 @@ def edited(project: Project, *arguments: str, agents: Any = None) -> str:
     return tree
 
 
+def test_a_worktree_outside_git_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    project = Project(tmp_path / "plain")
+    said = project.run("--yes", "--workspace", "worktree", agents={"main": ["the answer"]})
+    assert one_line_error(said) == (
+        f"workspace 'worktree' needs a git repository, and {project.folder} is in none: use copy"
+    )
+    assert project.rows() == []
+    done = project.run("--yes", "--workspace", "copy", agents={"main": ["the answer"]})
+    assert done.returncode == 0, done.stderr
+
+
 def test_run_diff_apply_and_apply_again(project: Project) -> None:
     before = hashed(project.folder)
     done = project.run("--yes", "--workspace", "worktree", agents={"main": EDIT})
