@@ -15,6 +15,7 @@ from retinue import Profile
 from retinue.testing import FixedPrices, ManualClock, scripted
 from tests.supervisor.tree.kit import call, spawn
 from tests.surfaces.cli.shell import Project, one_line_error, read_until, until
+from tests.surfaces.cli.test_help_and_run_names import show_on_terminal
 
 USAGE = {"input_tokens": 1000, "output_tokens": 100}
 DAY = 86400.0
@@ -68,6 +69,30 @@ async def test_usage_adds_up_by_everything(project: Project) -> None:
     assert lines[1].split() == ["dear", "3", "3,000", "300", "0", "3,300", "$0.0135"]
     assert lines[2].split()[-1] == "unknown"
     assert lines[3].endswith("$0.0135 + unknown")
+
+
+async def test_usage_on_a_narrow_terminal_shortens_the_name_and_drops_columns(project: Project) -> None:
+    """Numbers and costs stay whole."""
+    name = "scripted:" + "long/" * 8 + "end"
+    await spend(project, model=name)
+    await spend(project)
+    whole = ["MODEL", "CALLS", "INPUT", "OUTPUT", "CACHED", "TOKENS", "COST"]
+    for columns, heads in (
+        (120, whole),
+        (80, whole),
+        (60, ["MODEL", "CALLS", "OUTPUT", "TOKENS", "COST"]),
+        (46, ["MODEL", "TOKENS", "COST"]),
+    ):
+        lines = show_on_terminal(project, "usage", "--by", "model", COLUMNS=str(columns))
+        assert all(len(line) <= columns for line in lines) and lines[0].split() == heads
+        assert [line.split()[-len(heads) + 1 :][-2:] for line in lines[1:3]] == [
+            ["3,300", "$0.0135"],
+            ["3,300", "unknown"],
+        ]
+        assert lines[3].endswith("  6,600  $0.0135 + unknown")
+        assert lines[2].split()[0] == name if columns == 120 else lines[2].split()[0].endswith("…")
+        lines = show_on_terminal(project, "usage", COLUMNS=str(columns))
+        assert lines[0].startswith("DAY") and lines[1][:10].count("-") == 2 and lines[1].endswith("  $0.0135 + unknown")
 
 
 def test_usage_of_nothing_is_a_friendly_line(project: Project) -> None:

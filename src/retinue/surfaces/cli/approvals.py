@@ -55,6 +55,8 @@ SURFACE = "retinue approvals --watch"
 POLL_SECONDS = 0.1
 HEADS = ("NO", "RUN", "AGENT", "QUESTION", "ID")
 QUESTION_WIDTH = 60
+FLEXIBLE = {"QUESTION": 20}
+EXPENDABLE = ("RUN", "AGENT", "ID")  # an id begins with the run
 SCOPES = {
     "run": "also approve this tool for the rest of the run",
     "tool": "also approve this tool in the whole tree",
@@ -108,7 +110,8 @@ def execute_approvals(args: argparse.Namespace) -> int:
     elif not found:
         print("Nothing waits for an answer.")
     else:
-        print("\n".join(screen.format_table(HEADS, [_make_row(each) for each in found], right=frozenset({"NO"}))))
+        rows, right = [_make_row(each) for each in found], frozenset({"NO"})
+        print("\n".join(screen.format_table(HEADS, rows, right=right, flexible=FLEXIBLE, expendable=EXPENDABLE)))
     return 0
 
 
