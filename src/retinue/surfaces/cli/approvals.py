@@ -105,7 +105,7 @@ def execute_approvals(args: argparse.Namespace) -> int:
         screen.print_json([each.to_json() for each in found])
     elif args.id is not None:
         printer = Printer(sys.stdout)
-        printer.show_question(found[0].approval, whole=True)
+        printer.show_question(found[0].approval, whole=True, asker=True)
         printer.check_output()
     elif not found:
         print("Nothing waits for an answer.")
@@ -284,7 +284,7 @@ def _confirm_questions(found: Sequence[PendingQuestion]) -> None:
         raise ConfigError(NO_TERMINAL)
     printer = Printer(sys.stderr)
     for each in found:
-        printer.show_question(each.approval, whole=True)
+        printer.show_question(each.approval, whole=True, asker=True)
     if not prompts.ask_yes_no(f"approve {'this' if len(found) == 1 else f'these {len(found)}'}?", default=False):
         raise ConfigError("nothing was answered")
 
@@ -445,7 +445,7 @@ class QuestionWatch:
         elif self._asker is not None:
             self._asking[change.id] = self._tasks.start(self._ask(self._asker, waiting))
         else:
-            self._printer.show_question(change)
+            self._printer.show_question(change, asker=True)
             number, name = change.number, f"{change.tree}/{change.run}"
             self._printer.show_note(f"{number}  {name}: retinue approve {number} · retinue deny {number} REASON")
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from retinue.core.approvals import Allow, Approval, Decision, Deny, is_edit
-from retinue.log.blocks import Role, format_question_body, make_question_spans
+from retinue.log.blocks import Role, describe_asker, format_question_body, make_question_spans
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.edit_call import UNCHANGED, edit_in_editor, find_editor, parse_args
 from retinue.surfaces.printer.input_line import InputLine, Position
@@ -176,7 +176,7 @@ class QuestionPanel:
         """Return the run and the call on one line. If they do not fit, the label gets a separate line."""
         more = len(self._questions) - 1
         waiting = "" if not more else f", {more} more wait{'s' if more == 1 else ''}"
-        side: Line = (("faint", f"  {question.agent} · question {question.number}{waiting}"),)
+        side: Line = (("faint", f"  {describe_asker(question)}{waiting}"),)
         spans = make_question_spans(question.label, question.tool, question.args)
         if _measure(spans) + _measure(side) <= columns:
             return [(*spans, *side)]
