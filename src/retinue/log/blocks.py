@@ -519,9 +519,9 @@ def _describe_args(args: dict[str, Any]) -> str:
         if isinstance(value, str):
             return shorten_text(value, 60, 57)
         if isinstance(value, list):
-            return f"{len(value)} {name}"
+            return format_count(len(value), "task") if name == "tasks" else f"{len(value)} {name}"
     return ""
 
 
 def format_count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -39,7 +39,7 @@ NO_COPY = "{who} worked in no copy, so there is nothing to apply: its workspace 
 ELSEWHERE = "{who} ran in the MCP server '{server}': it worked there, so there is nothing of it here to apply"
 NOTHING = "{who} changed no files"
 ALREADY_ALL = "all changes of {who} were already applied"
-ALREADY = "the changes of {who} were already applied to {into}, {at}"
+ALREADY = "the changes of {who} were already {applied}"
 STALE = "the files changed after the diff was shown; nothing was applied"
 CONFLICTS = "nothing was changed: {count} of the files cannot be applied:\n{why}"
 _STATUS = {"A": "added", "D": "deleted"}
@@ -114,7 +114,7 @@ class CopiedWorkspace:
     def explain_nothing_to_apply(self) -> str:
         """Return why a run has no changes to apply, or "" if it has some."""
         if self.applied is not None:
-            return self._describe_apply(self.applied)
+            return ALREADY.format(who=self.name, applied=_describe_apply(self.applied))
         if list_changed_paths(self.start_files, self.end_files):
             return ""
         was_applied = self.store.has_ref(self.workspace.last_apply)
@@ -128,13 +128,9 @@ class CopiedWorkspace:
             run=made.run,
             kind=made.kind,
             source=made.source,
-            applied="" if self.applied is None else self._describe_apply(self.applied),
+            applied="" if self.applied is None else _describe_apply(self.applied),
             has_unapplied=self.applied is None and (self.changes is None or self.changes.count > 0),
         )
-
-    def _describe_apply(self, applied: ApplyRecord) -> str:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(applied.at))
-        return ALREADY.format(who=self.name, into=applied.into, at=at)
 
     def describe(self, target: str) -> Changes:
         """Return the changes of an ended run, which `target` gets, as a `Changes` value for Control."""
@@ -158,6 +154,10 @@ class CopiedWorkspace:
             return
         record = ApplyRecord(target, time.time(), self.find_changes().count)
         write_record(self.workspace.own, APPLIED_FILE, record)
+
+
+def _describe_apply(applied: ApplyRecord) -> str:
+    return f"applied to {applied.into}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(applied.at))}"
 
 
 def find_copy(state: str, tree: str, run: int, *, live: bool = False) -> CopiedWorkspace | None:

@@ -114,7 +114,7 @@ def test_quiet_is_one_line_a_call_and_verbose_is_everything(project: Project) ->
 def test_the_model_and_the_limits_can_stand_in_retinue_yaml(project: Project) -> None:
     model = project.script({"main": [{"tools": [GLOB]}] * 3})
     (project.folder / "retinue.yaml").write_text(f"model: {model}\nmax_turns: 1\n")
-    assert "limit of 1 turns reached" in project.retinue("run", "x").stderr
+    assert "limit of 1 turn reached" in project.retinue("run", "x").stderr
     assert project.retinue("run", "x", "--max-turns", "9").stdout == "done\n"
     project.script({"explorer": ["I explore"], "*": ["not I"]})
     assert project.retinue("run", "x", "--profile", "Explorer").stdout == "I explore\n"

@@ -145,7 +145,7 @@ def test_a_token_budget_ends_the_run(project: Project) -> None:
     done = project.run("--max-tokens", "10000", agents=agents)
     assert (done.returncode, done.stdout) == (1, "")
     assert (
-        "retinue: limited: Run 'main' stopped: the budget of 10000 tokens of the tree is spent (12000 used)"
+        "retinue: limited: Run 'main' stopped: the budget of 10,000 tokens of the tree is spent (12,000 used)"
         in done.stderr
     )
     assert "budget      10,000 tokens" in project.retinue("show").stdout
@@ -168,7 +168,7 @@ def test_a_budget_that_is_too_small_is_one_line_before_anything_is_spent(project
     agents["main"] = [{"text": "the answer", "usage": {"input_tokens": 9000}}]  # type: ignore[list-item]
     done = project.run("--max-tokens", "8000", agents=agents)
     assert (done.returncode, done.stdout) == (0, "the answer\n")
-    assert "⚠ the budget of 8000 tokens of the tree was exceeded: 9000 used" in done.stderr
+    assert "⚠ the budget of 8,000 tokens of the tree was exceeded: 9,000 used" in done.stderr
 
 
 def test_a_cost_budget_without_a_price_refuses_at_the_start(project: Project) -> None:
@@ -180,7 +180,7 @@ def test_a_cost_budget_without_a_price_refuses_at_the_start(project: Project) ->
 def test_a_stalled_run_says_so_and_ends(project: Project) -> None:
     done = project.run("--stall", "0.2", agents={"main": [{"text": "hm", **call("list_agents")}, {"hang": True}]})
     assert done.returncode == 124
-    assert "⚠ stalled: nothing has happened in it for 0.2 s" in done.stderr
+    assert "⚠ stalled: nothing has happened in run 'main' for 0.2 s" in done.stderr
     assert "timed_out: Run 'main' timed out: stalled, nothing happened in it for 0.4 s" in done.stderr
 
 

@@ -69,7 +69,7 @@ def test_run_diff_apply_and_apply_again(project: Project) -> None:
     assert git(project.folder, "diff", "--cached") == ""
     again = project.retinue("apply", "--yes")
     assert again.returncode == 0 and f"the changes of {tree}/0 were already applied to" in again.stderr
-    assert "were already applied" in project.retinue("show").stdout
+    assert f"\n  changes     applied to {project.folder}, " in project.retinue("show").stdout
 
 
 def test_conflicts_are_told_by_file(project: Project) -> None:
