@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,13 +107,14 @@ def test_a_missing_package_is_one_line_with_its_command(project: Project, tmp_pa
     said = one_line_error(project.retinue("run", "x", "--model", "anthropic:x", **env))
     command = f"{sys.executable} -m pip install 'pydantic-ai-slim[anthropic]'"
     assert said == f"model 'anthropic:x' needs a package that is not installed: {command}"
-    assert f"anthropic: ANTHROPIC_API_KEY is set; not installed: {command}" in project.retinue("doctor", **env).stdout
+    checked = project.retinue("doctor", **env).stdout
+    assert re.search("anthropic: ANTHROPIC_API_KEY is set; .*not installed; to add it: " + re.escape(command), checked)
 
 
 def test_doctor_says_which_providers_work_here(project: Project) -> None:
     done = project.doctor(**{**NOBODY, "OPENAI_API_KEY": ""})
-    assert "ok    provider  anthropic: ANTHROPIC_API_KEY is set; default anthropic:" in done.stdout
-    assert "ok    provider  openai: OPENAI_API_KEY is not set; default openai:" in done.stdout
+    assert re.search("ok    provider  anthropic: ANTHROPIC_API_KEY is set; .*; default anthropic:", done.stdout)
+    assert re.search("ok    provider  openai: OPENAI_API_KEY is not set; .*; default openai:", done.stdout)
     assert f"ok    model     {CLAUDE.default}" in done.stdout
     assert KEY not in done.stdout + done.stderr
 

@@ -254,6 +254,8 @@ async def _select_questions(
     if not names and not is_selected:
         raise ConfigError(NOTHING_NAMED)
     found = await find_waiting(project)
+    if not found and is_selected:
+        raise NotFound("nothing waits for an answer")
     if names:
         chosen = [await choose_or_explain(project, found, name) for name in names]
         return list({each.approval.id: each for each in chosen}.values())
