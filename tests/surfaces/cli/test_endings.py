@@ -50,7 +50,18 @@ def test_no_approver_says_what_would_help(project: Project) -> None:
     replies, *_ = ENDINGS["no approver"]
     done = project.run(agents={"main": replies})
     error = "Run 'main' requested confirmation for shell, and no approver is attached"
-    assert done.stderr.endswith(f"retinue: failed: {error}; {HELP}\n")
+    assert f"\nretinue: failed: {error}; {HELP}\n" in done.stderr
+
+
+def test_a_run_that_ended_before_its_answer_says_how_to_go_on(project: Project) -> None:
+    done = project.run("--yes", agents={"main": [{"error": "no", "status": 400}]})
+    command = f"retinue continue {project.rows()[0]['tree']}"
+    assert done.stderr.endswith(f'to go on from here: {command} "..."\n')
+    model = project.script({"main": ["the answer"]})
+    done = project.retinue(*command.split()[1:], "again", "--model", model)
+    assert done.stdout == "the answer\n" and "to go on" not in done.stderr
+    assert "to go on" not in project.run("--quiet", agents={"main": [{"error": "no"}]}).stderr
+    assert "to go on" not in project.run(agents={"main": [{"refuse": "no"}]}).stderr
 
 
 def test_the_answer_is_raw_when_stdout_is_no_terminal(project: Project) -> None:
