@@ -108,6 +108,8 @@ def test_what_the_page_of_mcp_servers_shows_works(tmp_path: Path) -> None:
 
 
 def test_the_example_script_does_what_its_page_says(tmp_path: Path) -> None:
+    page = " ".join((ROOT / "docs/scripts.md").read_text().split())
+    assert "Save it as `review.yaml` in any folder, and try it there:" in page
     (tmp_path / "review.yaml").write_text((ROOT / "docs/examples/review.yaml").read_text())
     (tmp_path / "a.py").write_text("# TODO: more\n")
     done = retinue("run", "review this folder", "--model", "scripted:review.yaml", "--yes", cwd=tmp_path)

@@ -52,13 +52,13 @@ ANSWERS = {
 }  # fmt: skip
 REPLIES = {
     "retinue init": (Reply("-5-5] ", "\n"), Reply("you? [Y/n] ", "n\n"), Reply("you? [Y/n] ", "y\n")),
-    'retinue run "make test fails': (Reply("[n]o [a]", "y"),),
+    'retinue run "make test fails': (Reply("[n]o this", "y"),),
     "retinue apply --yes": (),
     "retinue apply": (Reply("[y/N] ", "y\n"),),
-    '"Go on."': (Reply("[n]o [a]", None),),
-    "retinue resume": (Reply("[n]o [a]", "y"),),
+    '"Go on."': (Reply("[n]o this", None),),
+    "retinue resume": (Reply("[n]o this", "y"),),
     "retinue continue": (
-        Reply("[n]o [a]", "N"), Reply("reason > ", "shorter, please: test_no_discount\r"), Reply("[n]o [a]", "y"),
+        Reply("[n]o this", "N"), Reply("reason > ", "shorter, please: test_no_discount\r"), Reply("[n]o this", "y"),
     ),
     'retinue run "Add': (Reply("✓ read(cart.py)", "\x03"), Reply("Cancel what?", "\x03")),
 }  # fmt: skip
@@ -70,7 +70,7 @@ ADDED = {
     "Write CHANGES.md": Answer(ending="hang"),
 }
 ANSWERED = {
-    "retinue approvals": (Reply("[n]o [a]", "\x03"),),
+    "retinue approvals": (Reply("[n]o this", "\x03"),),
     "retinue approve ": (Reply("[y/N] ", "y\n"),),
 }
 

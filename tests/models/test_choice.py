@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,13 +107,14 @@ def test_a_missing_package_is_one_line_with_its_command(project: Project, tmp_pa
     said = one_line_error(project.retinue("run", "x", "--model", "anthropic:x", **env))
     command = f"{sys.executable} -m pip install 'pydantic-ai-slim[anthropic]'"
     assert said == f"model 'anthropic:x' needs a package that is not installed: {command}"
-    assert f"anthropic: ANTHROPIC_API_KEY is set; not installed: {command}" in project.retinue("doctor", **env).stdout
+    checked = project.retinue("doctor", **env).stdout
+    assert re.search("anthropic: ANTHROPIC_API_KEY is set; .*not installed; to add it: " + re.escape(command), checked)
 
 
 def test_doctor_says_which_providers_work_here(project: Project) -> None:
     done = project.doctor(**{**NOBODY, "OPENAI_API_KEY": ""})
-    assert "ok    provider  anthropic: ANTHROPIC_API_KEY is set; default anthropic:" in done.stdout
-    assert "ok    provider  openai: OPENAI_API_KEY is not set; default openai:" in done.stdout
+    assert re.search("ok    provider  anthropic: ANTHROPIC_API_KEY is set; .*; default anthropic:", done.stdout)
+    assert re.search("ok    provider  openai: OPENAI_API_KEY is not set; .*; default openai:", done.stdout)
     assert f"ok    model     {CLAUDE.default}" in done.stdout
     assert KEY not in done.stdout + done.stderr
 
@@ -190,7 +192,7 @@ async def test_a_refused_key_or_model_names_provider_and_variable(
     async with Server(refusal(status, "no")) as server:
         done = await run(project, "--model", model, **server.environ())
     assert done.returncode == 1
-    assert all(word in done.stderr.splitlines()[-1] for word in words), done.stderr
+    assert all(word in done.stderr.splitlines()[-2] for word in words), done.stderr
 
 
 @pytest.mark.finding("U7")
@@ -214,7 +216,7 @@ def test_a_run_with_a_git_that_is_too_old_says_so(project: Project, tmp_path: Pa
     words = ("run", "x", "--model", model, "--yes", "--workspace", "copy")
     done = project.retinue(*words, PATH=f"{git.parent}:/usr/bin:/bin")
     assert done.returncode == 1
-    assert "; this git may be too old: `retinue doctor` checks its version" in done.stderr.splitlines()[-1]
+    assert "; this git may be too old: `retinue doctor` checks its version" in done.stderr.splitlines()[-2]
 
 
 @pytest.mark.finding("U7")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 
 import pytest
@@ -52,6 +53,17 @@ async def test_the_back_off_grows_and_usage_is_added_up_once() -> None:
     assert waits == [1.5, 2.5, 4.5, 8.5, 16.5]
     assert heard.of("retry")[0] == "Server error (503): busy; asking again in 1 s (attempt 2)"
     assert len(heard.pieces) == 5
+
+
+async def test_a_failure_says_how_many_attempts_were_made() -> None:
+    clock = ManualClock()
+    failing = Failing(clock, *[BUSY] * 6)
+    model = RetryingModel(failing, clock)
+    with pytest.raises(ModelError, match=re.escape("Server error (503): busy; given up after 6 attempts")):
+        await finished(asyncio.create_task(model.complete(request(), Heard())), clock)
+    with pytest.raises(ModelError) as refused:
+        await RetryingModel(Failing(clock, ModelError("no")), clock).complete(request(), Heard())
+    assert str(refused.value) == "no"
 
 
 async def test_jitter_never_makes_it_less_than_half() -> None:

@@ -66,8 +66,8 @@ async def test_the_message_of_a_spent_budget_says_when_a_part_is_estimated() -> 
         result, events = await run(Profile("main", model=PRICED, tools=[], limits=Limits(tokens=1500)))
     [reported] = bodies(events, UsageReported)
     assert reported.estimated
-    used = f"({reported.usage.total_tokens} used, part of it estimated)"
-    assert result.error_details == f"Run 'main' stopped: the budget of 1500 tokens of the tree is spent {used}"
+    used = f"({reported.usage.total_tokens:,} used, part of it estimated)"
+    assert result.error_details == f"Run 'main' stopped: the budget of 1,500 tokens of the tree is spent {used}"
     async with serving(cut, wire.said("ok", usage={"input_tokens": 50_000})):
         result, events = await run(Profile("main", model=PRICED, tools=[], limits=Limits(cost=Decimal("0.1"))))
     [reported], [warned] = (

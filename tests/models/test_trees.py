@@ -208,7 +208,7 @@ async def test_a_provider_that_does_not_recover_and_no_tool_is_blamed() -> None:
     async with serving(asks, *[refusal(500, "llm transport failed")] * ATTEMPTS) as server:
         result, _ = await run(Profile("main", model=CLAUDE, tools=[add]))
     assert (result.status, len(server.requests)) == ("failed", 1 + ATTEMPTS)
-    assert result.error_details == "Server error (500): llm transport failed"
+    assert result.error_details == f"Server error (500): llm transport failed; given up after {ATTEMPTS} attempts"
     assert SubagentResult.of(result).failed_tool is None
 
 

@@ -96,7 +96,7 @@ CASES = {
     "max turns": Case(
         "limited",
         "{who} reached its limit",
-        "{who} 'worker' stopped: limit of 1 turns reached",
+        "{who} 'worker' stopped: limit of 1 turn reached",
         {"text": "too late"},
         turns=1,
         play={"limits": Limits(turns=1)},

@@ -1,6 +1,7 @@
 """Tests of a copied workspace in every kind of repository: its first contents, and a project left untouched."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,9 +15,9 @@ from typing import Any
 import pytest
 
 import retinue
-from retinue import Profile, Result
+from retinue import ConfigError, Profile, Result, Team
 from retinue.core.errors import RetinueError
-from retinue.core.events import ToolCall, ToolResult, Warned
+from retinue.core.events import RunSpawned, ToolCall, ToolResult, Warned
 from retinue.files.scratch import sweep_scratch_folders
 from retinue.supervisor.spawner import default_workspace
 from retinue.testing import scripted
@@ -207,7 +208,7 @@ async def test_a_copy_has_what_git_ignores_too_but_no_git_and_nothing_of_ours(tm
     assert (project / "junk.o").read_text() == "ignored\n"
 
 
-async def test_a_copy_needs_no_repository_and_a_worktree_says_that_it_does(tmp_path: Path) -> None:
+async def test_a_copy_needs_no_repository(tmp_path: Path) -> None:
     project = tmp_path / "plain"
     (project / "inner").mkdir(parents=True)
     (project / "inner/a").write_text("1")
@@ -215,9 +216,25 @@ async def test_a_copy_needs_no_repository_and_a_worktree_says_that_it_does(tmp_p
     result = await work(project, "echo 2 > inner/a; echo 3 > nested/a.txt", kind="copy")
     assert changes(result) == {"inner/a": "modified", "nested/a.txt": "modified"}
     assert not (workspace(result) / "nested/.git").exists()
-    failed = await work(project, "true")
-    assert failed.status == "failed"
-    assert failed.error_details == f"workspace 'worktree' needs a git repository, and {project} is in none: use copy"
+
+
+async def test_a_worktree_without_a_repository_is_refused_before_there_is_a_run(tmp_path: Path) -> None:
+    project = tmp_path / "plain"
+    project.mkdir()
+    why = f"workspace 'worktree' needs a git repository, and {project} is in none: use copy"
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        await work(project, "true")
+    coder = Profile("coder", "You code.", workspace="worktree")
+    team = Team("team", "You code.", members=["scripted", "scripted"], workspace="worktree")
+    agents = {
+        "main": [call("subagent_coder", task="x"), call("subagent_team", task="x"), shell("git init"),
+                 call("subagent_coder", task="x"), "done"],
+        "coder": ["coded"],
+    }  # fmt: skip
+    _, events = await seen(project, agents, profiles=[coder, team], kind="shared")
+    refused, also_refused, _, coded = bodies(events, ToolResult)
+    assert why in refused.text and why in also_refused.text and "coded" in coded.text
+    assert len(bodies(events, RunSpawned)) == 2  # the primary, and the child after `git init`
 
 
 async def test_a_repository_without_commits(tmp_path: Path) -> None:

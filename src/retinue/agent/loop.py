@@ -138,7 +138,8 @@ def _ask_model(state: LoopState, job: Job, link: Link) -> Awaitable[Reply]:
     """Start a turn: add the new messages to the thread, and ask the model for its reply. Raises TurnsSpent at the
     limit."""
     if job.max_turns is not None and state.turn + 1 - state.uncounted > job.max_turns:
-        raise TurnsSpent(f"limit of {job.max_turns} turns reached")
+        one = job.max_turns == 1
+        raise TurnsSpent("limit of 1 turn reached" if one else f"limit of {job.max_turns} turns reached")
     state.turn += 1
     if messages := link.inbox():
         state.thread += messages

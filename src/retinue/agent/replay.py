@@ -213,11 +213,11 @@ class ReplayedRun:
         return next((step for step in steps if isinstance(step, CallRecord) and step.body.call_id == call_id), None)
 
     async def run_job(self, job: Job, link: Link) -> Ending:
-        """Play the run: the loop in this process, on a link that plays the record. A run without a model repeats the
-        recorded steps of its callable. Nothing leaves the process or touches a file."""
+        """Play the run: the loop in this process, on a link that plays the record. A run without a model, or of
+        a peer, repeats only the recorded steps of its callable. Nothing leaves the process or touches a file."""
         replay_link = ReplayLink(link, self)
         try:
-            if job.plan.model is None:
+            if job.plan.model is None or self.record.is_remote:
                 await self.play_steps(self.record.steps, replay_link)
                 return self.make_ending()
             return await run_agent(job, replay_link)

@@ -130,7 +130,7 @@ def describe_telemetry() -> str:
     from retinue.telemetry.providers import is_installed, is_requested, make_telemetry_command
 
     if not is_installed():
-        return f"not installed: {make_telemetry_command()}"
+        return f"not installed, and needed only to send spans and metrics; to add it: {make_telemetry_command()}"
     named = "OTEL_EXPORTER_OTLP_ENDPOINT is set" if is_requested(os.environ) else "no collector is named"
     return f"installed; {named}"
 

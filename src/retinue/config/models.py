@@ -17,23 +17,31 @@ VARIABLE = "RETINUE_MODEL"
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider: the variable with its key, its default model, and the package it needs."""
+    """A provider, which is also the name of the package it needs, and its default model."""
 
     name: str
-    key: str
     default: str
-    package: str
+
+    @property
+    def key(self) -> str:
+        """Return the variable with its key."""
+        return f"{self.name.upper()}_API_KEY"
+
+    @property
+    def address(self) -> str:
+        """Return the variable with another address of its API."""
+        return f"{self.name.upper()}_BASE_URL"
 
     def is_installed(self) -> bool:
-        return all(importlib.util.find_spec(package) is not None for package in ("pydantic_ai", self.package))
+        return all(importlib.util.find_spec(package) is not None for package in ("pydantic_ai", self.name))
 
     def has_key(self, environ: Mapping[str, str]) -> bool:
         return bool(environ.get(self.key, "").strip())
 
 
 PROVIDERS = (
-    Provider("anthropic", "ANTHROPIC_API_KEY", "anthropic:claude-sonnet-5-5", "anthropic"),
-    Provider("openai", "OPENAI_API_KEY", "openai:gpt-6.1-terra", "openai"),
+    Provider("anthropic", default="anthropic:claude-sonnet-5-5"),
+    Provider("openai", default="openai:gpt-6.1-terra"),
 )
 # Variables that the SDKs of these and other providers read. Some programs that start us pass on only listed variables.
 MODEL_VARIABLES = (VARIABLE, "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL")
@@ -75,7 +83,7 @@ def explain_missing_key(model: str, environ: Mapping[str, str]) -> str:
     provider's library. A provider with a base URL may need no key, so it gives no error."""
     vendor = model.partition(":")[0].partition("-")[0]
     for provider in PROVIDERS:
-        if vendor == provider.name and not provider.has_key(environ) and not environ.get(f"{vendor.upper()}_BASE_URL"):
+        if vendor == provider.name and not provider.has_key(environ) and not environ.get(provider.address):
             return f"model {model!r}: Set the `{provider.key}` environment variable"
     return ""
 

@@ -156,6 +156,12 @@ class RunRecord:
     ended: RunEnded | None = None
     cut: str = ""
     events: int = 0
+    is_remote: bool = False
+
+    def mark_remote(self) -> None:
+        """Note that a peer ran this. The record has what the peer reported, and nothing that a replay could do again
+        but the ending."""
+        self.is_remote = True
 
     def count_event(self) -> None:
         self.events += 1

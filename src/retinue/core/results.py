@@ -209,7 +209,7 @@ class RunFailed(RetinueError):
 WITHOUT_WORDS: tuple[Status, ...] = ("timed_out", "cancelled", "disconnected", "limited")  # see `ending_texts`
 
 
-def ending_texts(status: Status, *, name: str, primary: bool, detail: str = "") -> tuple[str, str]:
+def ending_texts(status: str, *, name: str, primary: bool, detail: str = "") -> tuple[str, str]:
     """Return `final_response` and `error_details` for an ending that has no texts of its own.
 
     `detail` is the number of milliseconds of a timeout, or the reason of a limit."""

@@ -475,6 +475,11 @@ def make_question_spans(label: str | None, tool: str, args: dict[str, Any]) -> t
     return (("mark", "◐ "), *who, *make_call_spans(tool, args))
 
 
+def describe_asker(question: Approval) -> str:
+    """Return who asks a question and its number, to show beside its header."""
+    return f"{question.agent} · question {question.number}"
+
+
 def format_question_body(question: Approval | ApprovalAsked) -> str:
     """Return the text to show to a person who answers: the preview, or the arguments if there is no preview."""
     return question.preview or (format_json(question.args) if question.args else "")
@@ -514,9 +519,9 @@ def _describe_args(args: dict[str, Any]) -> str:
         if isinstance(value, str):
             return shorten_text(value, 60, 57)
         if isinstance(value, list):
-            return f"{len(value)} {name}"
+            return format_count(len(value), "task") if name == "tasks" else f"{len(value)} {name}"
     return ""
 
 
 def format_count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

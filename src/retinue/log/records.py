@@ -14,6 +14,7 @@ from retinue.core.events import (
     Inbox,
     Message,
     RunEnded,
+    RunRemote,
     RunResumed,
     RunSpawned,
     RunWaiting,
@@ -43,7 +44,8 @@ _ENDED_FROM_OUTSIDE = {
 def fold_records(events: Iterable[Event]) -> dict[int, RunRecord]:
     """Return the records of one tree's runs by number, in the order the runs were spawned.
 
-    Remote runs are left out: a replay uses only the result of the call that made a remote run.
+    Runs that an MCP server reports are left out: a replay uses only the result of the call that made them. A run that
+    we sent to a peer is marked as remote, with all below it.
     """
     folds: dict[int, _RunFold] = {}
     for event in events:
@@ -53,9 +55,13 @@ def fold_records(events: Iterable[Event]) -> dict[int, RunRecord]:
                 continue
             record = RunRecord(number=event.run, path=event.path, agent=event.agent, spawned=body, events=1)
             folds[event.run] = _RunFold(record)
+            if body.remote_id:
+                record.mark_remote()
             if body.parent is not None and body.parent in folds:
                 folds[body.parent].add_child(record)
         elif event.run in folds:
+            if isinstance(body, RunRemote):
+                folds[event.run].record.mark_remote()
             folds[event.run].apply(body)
     for fold in folds.values():
         fold.finish()

@@ -61,6 +61,12 @@ def split_lines(text: str) -> list[str]:
     return [*lines, rest] if rest else lines
 
 
+def speak_summary(name: str, summary: str, success: bool) -> str:
+    """Return a summary for programs as `summarize_result` makes it for people."""
+    one = {f"1 {what}": f"1 {single}" for what, single in _ONE.items()}
+    return one.get(summary, summary) if success and name not in ("bash", "shell") else summary
+
+
 def summarize_result(name: str, text: str, success: bool, spoken: bool = False) -> str:
     """Summarize the result of a call: a count, a fixed word, or the first line of an error. The count is `1 line` for
     people (`spoken`) and `1 lines` for programs."""

@@ -76,7 +76,7 @@ class RetryingModel(ModelWrapper):
                 spent, estimated = error.usage, error.estimated
                 seconds = self._choose_delay(error, attempt)
                 if seconds is None:
-                    _explain_long_wait(error)
+                    _explain_end(error, attempt)
                     raise
                 self._closed_until = max(self._closed_until, self._clock.monotonic() + seconds)
                 if error.status is not None:  # the provider answered, so the next call needs a new idempotency key
@@ -104,13 +104,14 @@ class RetryingModel(ModelWrapper):
         return grown * (0.5 + self._chance() / 2)
 
 
-def _explain_long_wait(error: ModelError) -> None:
-    """Add to an error why the call was not retried, if the provider asked for a longer wait than allowed."""
+def _explain_end(error: ModelError, attempts: int) -> None:
+    """Add to an error how many attempts were made, if several, and why there are no more, if the provider asked for a
+    longer wait than allowed."""
+    text = f"{error}; given up after {attempts} attempts" if attempts > 1 else str(error)
     if error.transient and error.retry_after is not None and error.retry_after > LONGEST_ASKED_SECONDS:
         asked, longest = round(error.retry_after), round(LONGEST_ASKED_SECONDS)
-        error.args = (
-            f"{error}; not retried: the provider asks to wait {asked} s, and {longest} s is the longest wait",
-        )
+        text = f"{text}; not retried: the provider asks to wait {asked} s, and {longest} s is the longest wait"
+    error.args = (text,)
 
 
 class RedactingModel(ModelWrapper):

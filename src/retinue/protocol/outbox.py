@@ -291,7 +291,7 @@ def make_ending(response: OutboxResponse, *, agent: str, primary: bool) -> Endin
     if response.is_named and not primary and error is not None:
         text, error = _name_subagent(text), _name_subagent(error)
     if response.status != "done" and error is None:
-        text, error = ending_texts(response.status, name=agent, primary=primary)  # type: ignore[arg-type]
+        text, error = ending_texts(response.status, name=agent, primary=primary)
     return Ending(response.status, text, error, response.structured)  # type: ignore[arg-type]
 
 

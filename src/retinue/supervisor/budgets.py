@@ -101,8 +101,8 @@ class Account:
         for account in self.chain:
             tokens, cost = account.tokens, account.cost
             if tokens is not None and account._spent_tokens >= tokens:
-                used = f"{account._spent_tokens} used{account._mark_estimates()}"
-                raise Limited(f"the budget of {tokens} tokens of {account._owner} is spent ({used})")
+                used = f"{account._spent_tokens:,} used{account._mark_estimates()}"
+                raise Limited(f"the budget of {tokens:,} tokens of {account._owner} is spent ({used})")
             if cost is not None and account._spent_cost >= cost:
                 used = f"${account._spent_cost:f} used{account._mark_estimates()}"
                 raise Limited(f"the budget of ${cost:f} of {account._owner} is spent ({used})")
@@ -110,8 +110,8 @@ class Account:
     def describe_excess(self) -> str:
         """Return a sentence if the account is overdrawn, else ''."""
         if self.tokens is not None and self._spent_tokens > self.tokens:
-            used = f"{self._spent_tokens} used{self._mark_estimates()}"
-            return f"the budget of {self.tokens} tokens of {self._owner} was exceeded: {used}"
+            used = f"{self._spent_tokens:,} used{self._mark_estimates()}"
+            return f"the budget of {self.tokens:,} tokens of {self._owner} was exceeded: {used}"
         if self.cost is not None and self._spent_cost > self.cost:
             used = f"${self._spent_cost:f} used{self._mark_estimates()}"
             return f"the budget of ${self.cost:f} of {self._owner} was exceeded: {used}"
@@ -126,9 +126,9 @@ class Account:
         for account in self.chain:
             is_own = account is self
             if account.tokens and account._spent_tokens + least.tokens > account.tokens:
-                limit, used = f"{account.tokens} tokens", account._spent_tokens
-                left = f" has {account.tokens - used} left and" if used else ""
-                amount, what = f"{least.tokens} tokens", "tokens"
+                limit, used = f"{account.tokens:,} tokens", account._spent_tokens
+                left = f" has {account.tokens - used:,} left and" if used else ""
+                amount, what = f"{least.tokens:,} tokens", "tokens"
             elif account.cost and account._spent_cost + least.cost > account.cost:
                 limit, spent = f"${account.cost:f}", account._spent_cost
                 left = f" has ${account.cost - spent:f} left and" if spent else ""

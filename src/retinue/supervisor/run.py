@@ -31,6 +31,7 @@ from retinue.supervisor.slots import SlotHolder
 from retinue.workspaces.run_folders import RunFolders
 
 LEFT_OPEN = "{tree} was left open: `retinue resume {tree}` resumes it"
+STALLED = "stalled: nothing has happened in this run for {seconds:g} s; it ends after as long again"
 Relay = Callable[[str, str], Awaitable[Receipt]]  # the text, and the message id of a client
 
 
@@ -353,7 +354,7 @@ class Run(msgspec.Struct, eq=False, gc=False):
             seconds = None if parent is None else parent.seconds
         if seconds is None and parent is None:
             return
-        text = f"stalled: nothing has happened in it for {seconds or 0:g} s; it ends after as long again"
+        text = STALLED.format(seconds=seconds or 0)
         self.stall_timer = StallTimer(
             seconds,
             clock,

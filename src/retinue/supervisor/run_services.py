@@ -312,9 +312,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             self._deltas = deltas
             reply = await plan.model.complete(request, deltas)
             usage = reply.usage
-            reply = repair_reply(reply)
-            if not reply.counted:
-                reply = _complete_usage(reply, request)
+            reply = repaired if (repaired := repair_reply(reply)).counted else _complete_usage(repaired, request)
             usage, estimated = reply.usage, reply.estimated
             self._deltas = None
         except (ModelError, Limited) as error:

@@ -180,6 +180,7 @@ class Spawner:
         task = self._grant_paths(task)
         plan = self._ports.planner.plan(profile, task=task, parent=None)
         task, plan = self._grant_rounds(profile, task, plan)
+        self._check_workspace(plan)
         if task.conversation and (not plan.profile.has_model or plan.profile.output is not None):
             raise ConfigError(NO_CONVERSATION.format(name=plan.profile.name))
         if task.conversation and task.rounds is not None:
@@ -240,6 +241,7 @@ class Spawner:
         profile, task, given = order.profile, order.task, not order.asked_by_model
         make_plan = self._ports.planner.plan
         plan = make_plan(profile, task=task, parent=parent.plan, given=given)
+        self._check_workspace(plan)
         if find_depth(parent) < _limit_depth(parent, plan.profile.limits):
             return plan
         return make_plan(profile, task=task, parent=parent.plan, given=given, can_spawn=False)
@@ -281,6 +283,13 @@ class Spawner:
         )
 
     # Primary runs and children
+
+    def _check_workspace(self, plan: Plan) -> None:
+        """Raise ConfigError if a run here asks for a worktree and the project is in no git repository. The workspace is
+        made by the first call that needs it, which would be after the first model call. A peer makes its own."""
+        profiles = (plan.profile,) if plan.team is None else plan.children
+        if plan.runtime.started is not None and any(profile.workspace == "worktree" for profile in profiles):
+            self._state.require_repository()
 
     def _start_run(
         self,

@@ -38,8 +38,7 @@ COPIES = ("copy", "worktree")
 NO_COPY = "{who} worked in no copy, so there is nothing to apply: its workspace is {workspace}"
 ELSEWHERE = "{who} ran in the MCP server '{server}': it worked there, so there is nothing of it here to apply"
 NOTHING = "{who} changed no files"
-ALREADY_ALL = "all changes of {who} were already applied"
-ALREADY = "the changes of {who} were already applied to {into}, {at}"
+ALREADY = "all changes of {who} were already {applied}"
 STALE = "the files changed after the diff was shown; nothing was applied"
 CONFLICTS = "nothing was changed: {count} of the files cannot be applied:\n{why}"
 _STATUS = {"A": "added", "D": "deleted"}
@@ -115,7 +114,8 @@ class CopiedWorkspace:
         """Return why a run has no changes to apply, or "" if it has some."""
         if self.applied is None and list_changed_paths(self.start_files, self.end_files):
             return ""
-        return self._describe_apply() or NOTHING.format(who=self.name)
+        how = self._describe_apply()
+        return ALREADY.format(who=self.name, applied=how) if how else NOTHING.format(who=self.name)
 
     def summarize(self) -> RunCopy:
         """Return the copied workspace as a `RunCopy` value, for Control."""
@@ -144,9 +144,9 @@ class CopiedWorkspace:
         """Return that all changes were applied, with the place and time if they are recorded, or "" if there was no
         apply."""
         if self.applied is None:
-            return "" if self.find_start() == self.workspace.base else ALREADY_ALL.format(who=self.name)
+            return "" if self.find_start() == self.workspace.base else "applied"
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.applied.at))
-        return ALREADY.format(who=self.name, into=self.applied.into, at=at)
+        return f"applied to {self.applied.into}, {at}"
 
     def describe(self, target: str) -> Changes:
         """Return the changes of an ended run, which `target` gets, as a `Changes` value for Control."""

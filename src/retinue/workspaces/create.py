@@ -30,7 +30,7 @@ from retinue.files.trees import remove_tree
 from retinue.workspaces import git
 from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.ignores import Ignores
-from retinue.workspaces.run_folders import RunFolders
+from retinue.workspaces.run_folders import NOT_A_REPOSITORY, RunFolders
 from retinue.workspaces.store import ContentNames, Files, Import, Store, find_store
 from retinue.workspaces.walk import Skipped, Walker, display_path
 from retinue.workspaces.workspace import (
@@ -45,7 +45,6 @@ from retinue.workspaces.workspace import (
     write_record,
 )
 
-NOT_A_REPOSITORY = "workspace 'worktree' needs a git repository, and {project} is in none: use copy"
 BROKEN_REPOSITORY = (
     "workspace 'worktree' needs git's repository, and git cannot use that of {project}: `git -C {project} status` says "
     "why; or use copy"

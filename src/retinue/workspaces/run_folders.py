@@ -27,6 +27,7 @@ from retinue.files.trees import measure_folder, remove_tree, remove_whole_tree
 from retinue.workspaces.workspace import ChangesRecord, Workspace
 
 HOST_OUTPUTS = "host_outputs"
+NOT_A_REPOSITORY = "workspace 'worktree' needs a git repository, and {project} is in none: use copy"
 _TREE_ID = re.compile(r"[0-9a-z]+")
 
 
@@ -41,7 +42,17 @@ class StateFolder:
 
     @cached_property
     def in_repository(self) -> bool:
-        """Return True if the project seems to be in a git repository: it or a folder above it has a `.git`."""
+        """Return True if the project seemed to be in a git repository when it was first looked at."""
+        return self._finds_repository()
+
+    def require_repository(self) -> None:
+        """Raise ConfigError if the project is in no git repository, so that no worktree of it can be made. Looks again
+        each time, because a run can make the repository."""
+        if not self._finds_repository():
+            raise ConfigError(NOT_A_REPOSITORY.format(project=self.project))
+
+    def _finds_repository(self) -> bool:
+        """Return True if the project or a folder above it has a `.git`."""
         return any(os.path.lexists(folder / ".git") for folder in (Path(self.project), *Path(self.project).parents))
 
     def tree_folder(self, tree: str) -> str:

@@ -48,6 +48,11 @@ def files(project: Project) -> list[bool]:
     return [(project.folder / name).exists() for name in ("a.txt", "b.txt", "c.txt")]
 
 
+def test_an_answer_to_all_says_when_nothing_waits(project: Project) -> None:
+    assert one_line_error(project.retinue("approve", "--all", "--yes")) == "nothing waits for an answer"
+    assert one_line_error(project.retinue("deny", "--all")) == "nothing waits for an answer"
+
+
 def test_several_questions_are_answered_with_one_command(project: Project) -> None:
     with first(project, AGENTS, "--wait-approvals", "600") as process:
         tree = waiting(project, 3)[0]["tree"]

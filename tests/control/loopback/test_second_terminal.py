@@ -162,7 +162,13 @@ def test_approvals_watch_shows_questions_as_they_come_and_what_came_of_them(proj
     ):
         assert watch.stdout is not None
         shown = read_until(watch.stdout, "retinue approve 1 ·")
-        assert "◐ write(a.txt)" in shown
+        header = f"◐ write(a.txt)  main · question 1 of {waiting(project)[0]['tree']}/0\n"
+        assert header in shown and header in project.retinue("approvals", "1").stdout
+        asking = Terminal(project, "approve", "1")
+        assert header in asking.read_until("approve this? [y/N]").replace("\r", "")
+        asking.type("n\n")
+        asking.read_until(None)
+        assert asking.end() == 2
         assert "\n│ +x" in shown  # the whole preview, as at the terminal
         assert project.retinue("approve", "--yes", "1").returncode == 0
         rest = read_until(watch.stdout, "retinue approve 2 ·")

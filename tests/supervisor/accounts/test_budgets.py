@@ -111,7 +111,7 @@ async def test_the_ending_names_the_budget_what_is_spent_and_the_limit() -> None
     agents = {"main": [usage(6000, **LOOK), usage(6000, **LOOK), {"text": "never"}]}
     result, _ = await run_tree(agents, Limits(tokens=10_000))
     assert (result.status, result.usage.total_tokens) == ("limited", 12_000)
-    assert result.error_details == "Run 'main' stopped: the budget of 10000 tokens of the tree is spent (12000 used)"
+    assert result.error_details == "Run 'main' stopped: the budget of 10,000 tokens of the tree is spent (12,000 used)"
     result, _ = await run_tree(agents, Limits(cost=Decimal("0.036")), prices=PRICES)
     assert result.error_details == "Run 'main' stopped: the budget of $0.036 of the tree is spent ($0.036 used)"
     assert (result.cost, result.to_json()["cost"]) == (Decimal("0.036"), "0.036")
@@ -129,7 +129,8 @@ async def test_a_profile_s_budget_bounds_its_run_and_all_below_it() -> None:
     [lead_run] = result.children
     assert lead_run.status == "limited"
     assert (
-        lead_run.error_details is not None and "10000 tokens of 'lead' is spent (11000 used)" in lead_run.error_details
+        lead_run.error_details is not None
+        and "10,000 tokens of 'lead' is spent (11,000 used)" in lead_run.error_details
     )
     assert lead_run.children[0].status == "limited"
     assert lead_run.total_usage.total_tokens == 11_000
@@ -140,7 +141,7 @@ async def test_a_parent_with_nothing_left_makes_no_child() -> None:
     result, events = await run_tree(agents, Limits(tokens=10_000))
     assert result.status == "limited" and result.children == ()
     [told] = bodies(events, ToolResult)
-    assert "the budget of 10000 tokens of the tree is spent" in told.text
+    assert "the budget of 10,000 tokens of the tree is spent" in told.text
 
 
 async def test_a_cost_limit_without_a_price_refuses_at_the_start() -> None:
@@ -268,8 +269,10 @@ async def test_a_budget_that_cannot_hold_the_first_request_is_refused_before_it(
         with pytest.raises(ConfigError, match="is too small for the first request"):
             await r.spawn(small, "long " * 1000, limits=Limits(tokens=100))
     assert all(each in str(refused.value) for each in words)
-    least = re.search(r"take at least \$?([\d.]+)", str(refused.value))
-    assert least is not None and float(least[1]) > (limits.tokens if isinstance(limits.tokens, int) else 0.0001)
+    least = re.search(r"take at least \$?([\d.,]+)", str(refused.value))
+    assert least is not None and float(least[1].replace(",", "")) > (
+        limits.tokens if isinstance(limits.tokens, int) else 0.0001
+    )
 
 
 @pytest.mark.finding("U4")
@@ -281,7 +284,7 @@ async def test_a_model_reads_why_a_subagent_s_budget_is_too_small() -> None:
     assert "raise the limit 'tokens' in its profile" in result.final_response
     agents = {"main": [usage(49_900, **spawn({"task": "x"})), {"text": "{{last_result}}"}]}
     result, _ = await run_tree(agents, Limits(tokens=50_000))
-    assert "the budget of 50000 tokens of the tree has 100 left and is too small" in result.final_response
+    assert "the budget of 50,000 tokens of the tree has 100 left and is too small" in result.final_response
 
 
 @pytest.mark.finding("U4")
@@ -289,7 +292,7 @@ async def test_a_continued_run_counts_its_whole_thread_as_the_first_request() ->
     profile = Profile("main", model=scripted({"main": ["a long answer " * 1000]}), tools=[])
     async with retinue.open() as r:
         result = await r.run(profile, "go")
-        with pytest.raises(ConfigError, match="the budget of 1000 tokens of the tree is too small"):
+        with pytest.raises(ConfigError, match="the budget of 1,000 tokens of the tree is too small"):
             await r.continue_run(result, "more", profiles=[profile], limits=Limits(tokens=1000))
 
 
@@ -300,7 +303,7 @@ async def test_a_run_whose_last_call_exceeded_the_budget_says_so() -> None:
     assert (result.status, result.final_response) == ("done", "the answer")
     [warning] = bodies(events, Warned)
     assert (warning.code, warning.text) == (
-        "budget", "the budget of 5000 tokens of the tree was exceeded: 6000 used"
+        "budget", "the budget of 5,000 tokens of the tree was exceeded: 6,000 used"
     )  # fmt: skip
     result, events = await run_tree(agents, Limits(cost=Decimal("0.01")), prices=PRICES)
     assert [warning.text for warning in bodies(events, Warned)] == [

@@ -367,10 +367,10 @@ async def test_budgets_hold_for_a_task_and_for_the_server(tmp_path: Path) -> Non
     parts = {"prices": FixedPrices({"*": ("1", "1")}), "limits": Limits(tokens=1000), "total": Limits(tokens=2500)}
     async with serve(tmp_path, make_argocd(script), parts=parts) as server, connect(server) as client:
         ends = [(await ask(client, "go"))[-1].status_update.status for _ in range(3)]
-        with pytest.raises(UnsupportedOperationError, match="budget of 2500 tokens of this process is spent"):
+        with pytest.raises(UnsupportedOperationError, match="budget of 2,500 tokens of this process is spent"):
             await ask(client, "go")
     assert [end.state for end in ends] == [TaskState.TASK_STATE_FAILED] * 3
-    assert "budget of 1000 tokens" in ends[0].message.parts[0].text
+    assert "budget of 1,000 tokens" in ends[0].message.parts[0].text
 
 
 @pytest.mark.requirement("CAIPE-28")

@@ -50,7 +50,18 @@ def test_no_approver_says_what_would_help(project: Project) -> None:
     replies, *_ = ENDINGS["no approver"]
     done = project.run(agents={"main": replies})
     error = "Run 'main' requested confirmation for shell, and no approver is attached"
-    assert done.stderr.endswith(f"retinue: failed: {error}; {HELP}\n")
+    assert f"\nretinue: failed: {error}; {HELP}\n" in done.stderr
+
+
+def test_a_run_that_ended_before_its_answer_says_how_to_go_on(project: Project) -> None:
+    done = project.run("--yes", agents={"main": [{"error": "no", "status": 400}]})
+    command = f"retinue continue {project.rows()[0]['tree']}"
+    assert done.stderr.endswith(f'to go on from here: {command} "..."\n')
+    model = project.script({"main": ["the answer"]})
+    done = project.retinue(*command.split()[1:], "again", "--model", model)
+    assert done.stdout == "the answer\n" and "to go on" not in done.stderr
+    assert "to go on" not in project.run("--quiet", agents={"main": [{"error": "no"}]}).stderr
+    assert "to go on" not in project.run(agents={"main": [{"refuse": "no"}]}).stderr
 
 
 def test_the_answer_is_raw_when_stdout_is_no_terminal(project: Project) -> None:
@@ -114,7 +125,7 @@ def test_quiet_is_one_line_a_call_and_verbose_is_everything(project: Project) ->
 def test_the_model_and_the_limits_can_stand_in_retinue_yaml(project: Project) -> None:
     model = project.script({"main": [{"tools": [GLOB]}] * 3})
     (project.folder / "retinue.yaml").write_text(f"model: {model}\nmax_turns: 1\n")
-    assert "limit of 1 turns reached" in project.retinue("run", "x").stderr
+    assert "limit of 1 turn reached" in project.retinue("run", "x").stderr
     assert project.retinue("run", "x", "--max-turns", "9").stdout == "done\n"
     project.script({"explorer": ["I explore"], "*": ["not I"]})
     assert project.retinue("run", "x", "--profile", "Explorer").stdout == "I explore\n"

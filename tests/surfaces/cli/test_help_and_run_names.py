@@ -133,6 +133,12 @@ def test_ps_drops_columns_by_importance_and_the_task_last(project: Project) -> N
     assert heads[40] == ["RUN", "STATE", "TASK"]
 
 
+def test_profiles_drop_columns_before_the_description_is_gone(project: Project) -> None:
+    lines = show_on_terminal(project, "profiles", COLUMNS="50")
+    assert lines[0].split() == ["NAME", "ACTIVE", "DESCRIPTION"]
+    assert all(len(line) <= 50 and len(line.split()) > 3 for line in lines[1:])
+
+
 def test_ps_says_that_runs_wait_for_an_answer(project: Project) -> None:
     write = {"name": "write", "args": {"path": "a.txt", "content": "x"}}
     model = project.script({"main": [{"tools": [write]}, "end"]})
@@ -140,6 +146,9 @@ def test_ps_says_that_runs_wait_for_an_answer(project: Project) -> None:
         until(lambda: [row["state"] for row in project.rows()] == ["waiting_approval"])
         assert "\n1 run waits for your answer: retinue approvals\n" in project.retinue("ps").stdout
         lines = show_on_terminal(project, "ps", COLUMNS="70", NO_COLOR="")
+        narrow = [show_on_terminal(project, "approvals", COLUMNS=columns) for columns in ("53", "40")]
+    assert [lines[0].split() for lines in narrow] == [["NO", "AGENT", "QUESTION", "ID"], ["NO", "QUESTION", "ID"]]
+    assert [lines[1].split()[0] for lines in narrow] == ["1", "1"] and all("write(a" in lines[1] for lines in narrow)
     assert COLOR.sub("", lines[0]).split() == ["RUN", "LABEL", "STATE", "STARTED", "TASK"]
     assert "\x1b[33mwaiting_approval\x1b[0m" in lines[1] and lines[1].endswith("  change a file")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from retinue.concurrency import TaskOwner
 from retinue.config.servers import parse_servers
@@ -16,6 +17,7 @@ from retinue.core.events import ApprovalDecided
 from retinue.core.profiles import Profile, Task
 from retinue.surfaces.cli.conversation import Conversation
 from retinue.surfaces.cli.signals import Signals
+from retinue.surfaces.printer.question_panel import list_keys
 from retinue.testing import scripted
 from tests.control.loopback.kit import WRITE, ServedSupervisor, serve_supervisor
 from tests.remote.test_a2a import make_profile
@@ -44,6 +46,32 @@ async def test_a_late_answer_is_told_who_was_first(tmp_path: Path) -> None:
         assert "(her phone) at " in "".join(terminal.lasting)
         await run.result()
     assert not (tmp_path / "a.txt").exists()
+
+
+@pytest.mark.parametrize("workspace", ["shared", "copy"])
+async def test_always_is_offered_only_where_a_rule_would_allow_the_call(workspace: Any, tmp_path: Path) -> None:
+    """No rule allows a path in a copy of the run's own."""
+    profile = Profile("main", model=scripted({"main": [WRITE, "end"]}), workspace=workspace)
+    async with serve_supervisor(tmp_path) as h, open_live_terminal() as terminal, TaskOwner() as tasks:
+        run = await h.supervisor.spawn(profile, Task("go"))
+        showing = tasks.start(terminal.show(h.supervisor, run))
+        await terminal.sees(KEYS)
+        is_offered = workspace == "shared"
+        assert ("[a]lways in this project" in "".join(terminal.bottom)) == is_offered
+        terminal.type("?")
+        await terminal.sees("u  yes, and to this tool")
+        assert ("a  yes, and always in this project" in "".join(terminal.bottom)) == is_offered
+        terminal.type("a")
+        await terminal.sees("writes to retinue.yaml" if is_offered else "no rule would allow only this call")
+        terminal.type("ny" if is_offered else "y")
+        await showing
+
+
+@pytest.mark.parametrize("columns", [30, 50, 80])
+def test_the_keys_fit_the_screen_with_and_without_always(columns: int) -> None:
+    about = Approval("i", "t", 0, "/main", "main", "write", {}, "c")
+    without, offered = (list_keys(each, columns) for each in (about, replace(about, rule="write(a)")))
+    assert "[a]" in offered and "[a]" not in without and max(len(offered), len(without)) <= columns
 
 
 @pytest.mark.parametrize(("key", "told"), [("p", "yes to 3 questions"), ("d", "no to 3 questions")])

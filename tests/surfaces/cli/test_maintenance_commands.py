@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -167,6 +168,8 @@ def test_doctor(project: Project) -> None:
     assert {"python", "retinue", "sqlite", "git", "project", "state", "profiles", "model"} <= checks.keys()
     assert "scripted:FILE" in checks["model"]["text"]
     assert "web_fetch and web_search are off" in checks["tools"]["text"]
+    names = "evaluator, explorer, researcher, critic; not active: novelty, round_evaluator"
+    assert sorted(re.split(r"\W+", checks["profiles"]["text"])) == sorted(re.split(r"\W+", names))
     assert not (project.folder / ".retinue").exists()
     (project.folder / "retinue.yaml").write_text(
         "model: scripted:nowhere.yaml\nprofiles: {critic: {tools: [web_fetch]}}"
@@ -207,7 +210,9 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
     [failed] = [check for check in json.loads(without.stdout) if check["state"] == "fail"]
     assert (failed["section"], failed["name"], failed["do"]) == ("models", "model", "export ANTHROPIC_API_KEY=...")
     (project.folder / "retinue.yaml").write_text("model: anthropic:claude-nobody-knows\nmax_cost: 5\n")
-    priceless = project.doctor(**key)
+    priceless = project.doctor(**key, ANTHROPIC_BASE_URL="http://ann:secret@127.0.0.1:9/v1?key=secret")
+    said = "ANTHROPIC_API_KEY is set; ANTHROPIC_BASE_URL is set, so requests go to http://127.0.0.1:9/v1"
+    assert said in priceless.stdout and "secret" not in priceless.stdout and "BASE_URL" not in without.stdout
     assert priceless.returncode == 1
     assert "fail  price     a cost limit is set, and the price of anthropic:claude-nobody-knows" in priceless.stdout
     assert key["ANTHROPIC_API_KEY"] not in priceless.stdout + priceless.stderr
@@ -228,6 +233,16 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
     assert damaged.returncode == 1
     assert "fail  logs      " in damaged.stdout and str(log) in damaged.stdout
     assert f"-> move it out of {log.parent}" in damaged.stdout
+
+
+def test_doctor_says_that_telemetry_needs_packages_and_not_that_their_installation_failed(
+    project: Project, tmp_path: Path
+) -> None:
+    (tmp_path / "opentelemetry").mkdir()
+    (tmp_path / "opentelemetry/__init__.py").touch()
+    said = project.doctor("--json", PYTHONPATH=f"{tmp_path}{os.pathsep}{SOURCE}").stdout
+    [text] = [check["text"] for check in json.loads(said) if check["name"] == "telemetry"]
+    assert text.startswith("not installed, and needed only to send spans and metrics; to add it: ")
 
 
 def test_doctor_works_without_the_library_of_the_log(project: Project, tmp_path: Path) -> None:

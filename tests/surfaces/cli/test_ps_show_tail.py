@@ -96,10 +96,17 @@ def test_show_says_everything_about_a_run(project: Project) -> None:
     ):
         assert part in page
     page = project.retinue("show").stdout
+    assert "✓ subagent_critic -> 1 line  (" in page
     assert f"children\n  {tree}/1  done          critic  [judge it]\n" in page
     assert "and 7 below it" in page
     result = json.loads(project.retinue("show", "--json", f"{tree}/1").stdout)
     assert (result["final_response"], result["status"], result["total_turns"]) == ("it is bad", "done", 2)
+
+
+def test_show_says_once_how_a_run_ended(project: Project) -> None:
+    """The text for the parent of a run only repeats its status."""
+    project.run("--yes", "--max-turns", "1", agents={"main": [{"tools": [GLOB]}, "end"]})
+    assert project.retinue("show").stdout.endswith("\nlimited\n  Run 'main' stopped: limit of 1 turn reached\n")
 
 
 @pytest.mark.finding("U7")

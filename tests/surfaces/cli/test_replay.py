@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 import retinue
-from retinue import Limits
+from retinue import Limits, Task
 from retinue.core.events import TurnStarted
 from retinue.testing import ManualClock
+from tests.remote.test_a2a import make_profile, supervise
+from tests.remote.test_a2a_retinue import make_deep
 from tests.supervisor.tree.kit import call, main, spawn
+from tests.surfaces.a2a.kit import serve
 from tests.surfaces.cli.shell import Project, one_line_error
 from tests.surfaces.cli.trees import AGENTS, ANSWER
 
@@ -90,3 +93,20 @@ async def test_where_the_record_ends_is_said(project: Project) -> None:
 
 def test_what_is_not_there_cannot_be_played(project: Project) -> None:
     assert "there are no runs" in one_line_error(project.retinue("replay", "nothing"))
+
+
+@pytest.mark.parametrize("is_primary", [False, True])
+async def test_runs_at_a_remote_agent_are_played_and_not_compared(project: Project, is_primary: bool) -> None:
+    """Also the run below a remote one, whose turns and calls the peer reports."""
+    here = supervise(project.folder, state=project.folder / ".retinue", mode="yes")
+    async with serve(project.folder.parent / "there", make_deep()) as server, here as supervisor:
+        remote = make_profile(server.url)
+        local = main({"main": [call("subagent_argocd", task="look"), "It says: {{last_result}}"]}, tools=[remote])
+        result = await (await supervisor.spawn(remote if is_primary else local, Task("go"))).result()
+    assert result.status == "done", result.error_details
+    done = project.retinue("replay", "--quiet")
+    assert (done.returncode, done.stdout) == (0, f"{result.final_response}\n"), done.stderr
+    assert f"not compared: {'/main' if is_primary else '/main/argocd-1'} ran at a remote agent\n" in done.stderr
+    assert f"replayed: {'0 runs' if is_primary else '1 run'}, " in done.stderr
+    said = json.loads(project.retinue("replay", "--json", "--quiet").stdout)
+    assert said["same"] is True and said["remote"][0]["run"] == (0 if is_primary else 1)

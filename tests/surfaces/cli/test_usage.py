@@ -15,6 +15,7 @@ from retinue import Profile
 from retinue.testing import FixedPrices, ManualClock, scripted
 from tests.supervisor.tree.kit import call, spawn
 from tests.surfaces.cli.shell import Project, one_line_error, read_until, until
+from tests.surfaces.cli.test_help_and_run_names import show_on_terminal
 
 USAGE = {"input_tokens": 1000, "output_tokens": 100}
 DAY = 86400.0
@@ -70,6 +71,30 @@ async def test_usage_adds_up_by_everything(project: Project) -> None:
     assert lines[3].endswith("$0.0135 + unknown")
 
 
+async def test_usage_on_a_narrow_terminal_shortens_the_name_and_drops_columns(project: Project) -> None:
+    """Numbers and costs stay whole."""
+    name = "scripted:" + "long/" * 8 + "end"
+    await spend(project, model=name)
+    await spend(project)
+    whole = ["MODEL", "CALLS", "INPUT", "OUTPUT", "CACHED", "TOKENS", "COST"]
+    for columns, heads in (
+        (120, whole),
+        (80, whole),
+        (60, ["MODEL", "CALLS", "OUTPUT", "TOKENS", "COST"]),
+        (46, ["MODEL", "TOKENS", "COST"]),
+    ):
+        lines = show_on_terminal(project, "usage", "--by", "model", COLUMNS=str(columns))
+        assert all(len(line) <= columns for line in lines) and lines[0].split() == heads
+        assert [line.split()[-len(heads) + 1 :][-2:] for line in lines[1:3]] == [
+            ["3,300", "$0.0135"],
+            ["3,300", "unknown"],
+        ]
+        assert lines[3].endswith("  6,600  $0.0135 + unknown")
+        assert lines[2].split()[0] == name if columns == 120 else lines[2].split()[0].endswith("…")
+        lines = show_on_terminal(project, "usage", COLUMNS=str(columns))
+        assert lines[0].startswith("DAY") and lines[1][:10].count("-") == 2 and lines[1].endswith("  $0.0135 + unknown")
+
+
 def test_usage_of_nothing_is_a_friendly_line(project: Project) -> None:
     assert project.retinue("usage").stdout == "Nothing was spent here yet.\n"
     assert usage(project)["total"]["cost"] == "0"
@@ -120,7 +145,7 @@ def test_a_token_budget_ends_the_run(project: Project) -> None:
     done = project.run("--max-tokens", "10000", agents=agents)
     assert (done.returncode, done.stdout) == (1, "")
     assert (
-        "retinue: limited: Run 'main' stopped: the budget of 10000 tokens of the tree is spent (12000 used)"
+        "retinue: limited: Run 'main' stopped: the budget of 10,000 tokens of the tree is spent (12,000 used)"
         in done.stderr
     )
     assert "budget      10,000 tokens" in project.retinue("show").stdout
@@ -143,7 +168,7 @@ def test_a_budget_that_is_too_small_is_one_line_before_anything_is_spent(project
     agents["main"] = [{"text": "the answer", "usage": {"input_tokens": 9000}}]  # type: ignore[list-item]
     done = project.run("--max-tokens", "8000", agents=agents)
     assert (done.returncode, done.stdout) == (0, "the answer\n")
-    assert "⚠ the budget of 8000 tokens of the tree was exceeded: 9000 used" in done.stderr
+    assert "⚠ the budget of 8,000 tokens of the tree was exceeded: 9,000 used" in done.stderr
 
 
 def test_a_cost_budget_without_a_price_refuses_at_the_start(project: Project) -> None:
@@ -155,7 +180,7 @@ def test_a_cost_budget_without_a_price_refuses_at_the_start(project: Project) ->
 def test_a_stalled_run_says_so_and_ends(project: Project) -> None:
     done = project.run("--stall", "0.2", agents={"main": [{"text": "hm", **call("list_agents")}, {"hang": True}]})
     assert done.returncode == 124
-    assert "⚠ stalled: nothing has happened in it for 0.2 s" in done.stderr
+    assert "⚠ stalled: nothing has happened in this run for 0.2 s" in done.stderr
     assert "timed_out: Run 'main' timed out: stalled, nothing happened in it for 0.4 s" in done.stderr
 
 

@@ -31,6 +31,17 @@ def edited(project: Project, *arguments: str, agents: Any = None) -> str:
     return tree
 
 
+def test_a_worktree_outside_git_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    project = Project(tmp_path / "plain")
+    said = project.run("--yes", "--workspace", "worktree", agents={"main": ["the answer"]})
+    assert one_line_error(said) == (
+        f"workspace 'worktree' needs a git repository, and {project.folder} is in none: use copy"
+    )
+    assert project.rows() == []
+    done = project.run("--yes", "--workspace", "copy", agents={"main": ["the answer"]})
+    assert done.returncode == 0, done.stderr
+
+
 def test_run_diff_apply_and_apply_again(project: Project) -> None:
     before = hashed(project.folder)
     done = project.run("--yes", "--workspace", "worktree", agents={"main": EDIT})
@@ -57,8 +68,8 @@ def test_run_diff_apply_and_apply_again(project: Project) -> None:
     assert (project.folder / "b.txt").read_text() == "new\n" and not (project.folder / "c.txt").exists()
     assert git(project.folder, "diff", "--cached") == ""
     again = project.retinue("apply", "--yes")
-    assert again.returncode == 0 and f"the changes of {tree}/0 were already applied to" in again.stderr
-    assert "were already applied" in project.retinue("show").stdout
+    assert again.returncode == 0 and f"all changes of {tree}/0 were already applied to" in again.stderr
+    assert f"\n  changes     applied to {project.folder}, " in project.retinue("show").stdout
 
 
 def test_conflicts_are_told_by_file(project: Project) -> None:

@@ -222,7 +222,7 @@ def test_a_team_fixes_it_three_times_votes_and_is_asked_about_once(tmp_path: Pat
     for line in (
         "◇ [fix the failing check] agent1 answers (agent1.1): The check expected too much.",
         *example,
-        "● fixers [fix the failing check] done (13 turns, 12 tools, 15637 tokens, ",
+        "● fixers [fix the failing check] done (13 turns, 12 tools, 15,637 tokens, ",
         "checks, with that fix: OK",
     ):
         assert shown.count(line) == 1, line

@@ -108,7 +108,7 @@ async def test_what_is_left_to_the_caller_is_shared_by_all_that_its_call_makes(p
         answer = await client.ask("tools/call", name="spawn_subagents", arguments=tasks, _meta=meta)
     reply = answer["result"]["structuredContent"]
     assert sorted(each["status"] for each in reply["results"]) == ["completed", "error", "error", "error"], reply
-    assert "budget of 10000 tokens of the caller is spent" in str(reply)
+    assert "budget of 10,000 tokens of the caller is spent" in str(reply)
 
 
 @pytest.mark.parametrize(

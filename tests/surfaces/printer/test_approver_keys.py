@@ -82,6 +82,20 @@ def test_always_shows_the_rule_asks_again_and_holds_in_the_next_run(project: Pro
     assert project.retinue("run", "x", "--model", other).returncode == 1
 
 
+@pytest.mark.parametrize("workspace", ["shared", "copy"])
+def test_the_help_of_the_keys_has_always_only_where_a_rule_can_be_written(project: Project, workspace: str) -> None:
+    write = {"tools": [{"name": "write", "args": {"path": "a.txt", "content": "x"}}]}
+    model = project.script({"main": [write, "end"]})
+    terminal = Terminal(project, "run", "x", "--plain", "--workspace", workspace, "--model", model)
+    answer(terminal, "?")
+    told = terminal.read_until(ASK)
+    assert "e           change the arguments" in told
+    assert ("a           yes, and always in this project" in told) == (workspace == "shared")
+    answer(terminal, "y")
+    terminal.read_until(None)
+    assert terminal.end() == 0
+
+
 def test_several_wait_numbered_and_one_no_is_for_all_of_a_run(project: Project) -> None:
     three = {"tools": [entry["tools"][0] for entry in shells("echo 1", "echo 2", "echo 3")]}  # type: ignore[index]
     model = project.script({"main": [three, "end"]})

@@ -20,7 +20,7 @@ from retinue.core.events import (
     Warned,
 )
 from retinue.core.usage import Usage
-from retinue.log.blocks import Blocks
+from retinue.log.blocks import Blocks, format_count, make_call_spans
 from tests.surfaces.printer.facts import ANNA, ANNA_TOO, BERT, MAIN, Facts
 
 CALL = ToolCall("c1", "shell", {"command": "ls", "timeout": 10}, timeout_seconds=10)
@@ -192,3 +192,9 @@ def test_arguments_of_any_shape_can_be_shown() -> None:
         deep = [deep]
     for value in (deep, "\ud800", float("nan"), {1, 2}, {"a": object()}):
         assert blocks.apply(facts(MAIN, ToolCall("c", "t", {"value": value}))) is not None
+
+
+def test_counts_are_in_words_and_digits_for_people() -> None:
+    assert [format_count(number, "token") for number in (0, 1, 6409)] == ["0 tokens", "1 token", "6,409 tokens"]
+    said = ["".join(text for _, text in make_call_spans("f", {"tasks": [{}] * number})) for number in (1, 2)]
+    assert said == ["f(1 task)", "f(2 tasks)"]

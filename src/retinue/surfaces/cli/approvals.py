@@ -55,6 +55,8 @@ SURFACE = "retinue approvals --watch"
 POLL_SECONDS = 0.1
 HEADS = ("NO", "RUN", "AGENT", "QUESTION", "ID")
 QUESTION_WIDTH = 60
+FLEXIBLE = {"QUESTION": 20}
+EXPENDABLE = ("RUN", "AGENT", "ID")  # an id begins with the run
 SCOPES = {
     "run": "also approve this tool for the rest of the run",
     "tool": "also approve this tool in the whole tree",
@@ -103,12 +105,13 @@ def execute_approvals(args: argparse.Namespace) -> int:
         screen.print_json([each.to_json() for each in found])
     elif args.id is not None:
         printer = Printer(sys.stdout)
-        printer.show_question(found[0].approval, whole=True)
+        printer.show_question(found[0].approval, whole=True, asker=True)
         printer.check_output()
     elif not found:
         print("Nothing waits for an answer.")
     else:
-        print("\n".join(screen.format_table(HEADS, [_make_row(each) for each in found], right=frozenset({"NO"}))))
+        rows, right = [_make_row(each) for each in found], frozenset({"NO"})
+        print("\n".join(screen.format_table(HEADS, rows, right=right, flexible=FLEXIBLE, expendable=EXPENDABLE)))
     return 0
 
 
@@ -251,6 +254,8 @@ async def _select_questions(
     if not names and not is_selected:
         raise ConfigError(NOTHING_NAMED)
     found = await find_waiting(project)
+    if not found and is_selected:
+        raise NotFound("nothing waits for an answer")
     if names:
         chosen = [await choose_or_explain(project, found, name) for name in names]
         return list({each.approval.id: each for each in chosen}.values())
@@ -281,7 +286,7 @@ def _confirm_questions(found: Sequence[PendingQuestion]) -> None:
         raise ConfigError(NO_TERMINAL)
     printer = Printer(sys.stderr)
     for each in found:
-        printer.show_question(each.approval, whole=True)
+        printer.show_question(each.approval, whole=True, asker=True)
     if not prompts.ask_yes_no(f"approve {'this' if len(found) == 1 else f'these {len(found)}'}?", default=False):
         raise ConfigError("nothing was answered")
 
@@ -442,7 +447,7 @@ class QuestionWatch:
         elif self._asker is not None:
             self._asking[change.id] = self._tasks.start(self._ask(self._asker, waiting))
         else:
-            self._printer.show_question(change)
+            self._printer.show_question(change, asker=True)
             number, name = change.number, f"{change.tree}/{change.run}"
             self._printer.show_note(f"{number}  {name}: retinue approve {number} · retinue deny {number} REASON")
 

@@ -284,8 +284,10 @@ def check_files(checked: CheckedProject) -> Iterator[Check]:
         yield Check("trust", "warn", f"{SETTINGS_FILE} is not trusted; ignored: {ignored}", "retinue trust")
     for warning in checked.project.warnings[1:] if checked.project.ignored else checked.project.warnings:
         yield Check("profiles", "warn", warning, f"correct it in {SETTINGS_FILE}")
-    names = ", ".join(profile.name for profile in checked.project.profiles) or "none"
-    yield Check("profiles", "ok", f"{names} ({len(checked.project.all_profiles)} in all)")
+    active = [profile.name for profile in checked.project.profiles]
+    others = [profile.name for profile in checked.project.all_profiles if profile.name not in active]
+    left = f"; not active: {', '.join(others)}" if others else ""
+    yield Check("profiles", "ok", f"{', '.join(active) or 'none'}{left}")
 
 
 def check_tools(checked: CheckedProject) -> Iterator[Check]:
@@ -403,12 +405,19 @@ def check_models(checked: CheckedProject) -> Iterator[Check]:
 
 def _check_provider(provider: Provider) -> Check:
     key = f"{provider.key} is {'set' if provider.has_key(os.environ) else 'not set'}"
+    if address := os.environ.get(provider.address):
+        key += f"; {provider.address} is set, so requests go to {_hide_login(address)}"
     if not provider.is_installed():
         command = find_install_command(provider.default)
         wanted = provider.has_key(os.environ)
-        return Check("provider", "warn" if wanted else "ok", f"{provider.name}: {key}; not installed: {command}",
-                     command if wanted else "")  # fmt: skip
+        text = f"{provider.name}: {key}; not installed; to add it: {command}"
+        return Check("provider", "warn" if wanted else "ok", text, command if wanted else "")
     return Check("provider", "ok", f"{provider.name}: {key}; default {provider.default}")
+
+
+def _hide_login(address: str) -> str:
+    """Return an address without a user, a password and a query."""
+    return re.sub(r"(?<=//)[^/@]*@|[?#].*", "", address)
 
 
 def _check_missing() -> Check:

@@ -32,6 +32,7 @@ from retinue.surfaces.printer.totals import format_totals
 
 EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
 FAILED = 1
+CONTINUABLE = ("failed", "limited", "timed_out", "cancelled")
 UNCONFIRMED_HINT = "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
 DETACHED_FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
 
@@ -81,14 +82,21 @@ def run_tree(
     )
     shown = asyncio.run(driving)
     unapplied = asyncio.run(find_unapplied(shown.result, start.parts.state))
-    return print_answer(shown, printer, unapplied, as_json=args.json, live=live)
+    continuable = start.parts.state is not None
+    return print_answer(shown, printer, unapplied, as_json=args.json, live=live, continuable=continuable)
 
 
 def print_answer(
-    shown: Shown, printer: Printer, unapplied: Sequence[UnappliedChanges], *, as_json: bool, live: bool = False
+    shown: Shown,
+    printer: Printer,
+    unapplied: Sequence[UnappliedChanges],
+    *,
+    as_json: bool,
+    live: bool = False,
+    continuable: bool = False,
 ) -> int:
     """Print the summary on stderr and the answer on stdout, and return the exit code. `unapplied` are the changes that
-    the user can apply.
+    the user can apply. `continuable` means that the run is in the log of the project.
 
     After the live view (`live`), print the answer first, then one line of totals. Print nothing on a stuck terminal,
     and end the process."""
@@ -97,6 +105,8 @@ def print_answer(
     if live and not shown.stuck:
         _print_result(result, as_json=as_json, rendered=shares_terminal())
         _print_live_end(shown, printer, unapplied)
+        if continuable:
+            _suggest_continue(shown, printer)
         return code
     if not shown.stuck:
         if printer.level != "quiet":
@@ -109,6 +119,8 @@ def print_answer(
             files = format_count(count, "file")
             printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
         _print_failure(shown)
+        if continuable:
+            _suggest_continue(shown, printer)
     if not (shown.stuck and shares_terminal()):
         _print_result(result, as_json=as_json, rendered=False)
     if shown.stuck:
@@ -143,6 +155,15 @@ def _print_failure(shown: Shown) -> None:
         output.print_error(f"{result.status}: {result.error_details or result.final_response}{hint}")
     if shown.log_error is not None:
         output.print_error(shown.log_error)
+
+
+def _suggest_continue(shown: Shown, printer: Printer) -> None:
+    """Print the command that continues a run which ended before its answer."""
+    result = shown.result
+    if result.status not in CONTINUABLE or shown.log_error is not None or printer.level == "quiet":
+        return
+    name = f"{result.tree}/{result.run}" if result.run else result.tree
+    printer.show_note(f'to go on from here: retinue continue {name} "..."')
 
 
 def _print_result(result: Result[Any], *, as_json: bool, rendered: bool) -> None:

@@ -164,12 +164,18 @@ class Parser(argparse.ArgumentParser):
         found, unknown = self.parse_known_args(words)
         chosen: Parser = found.chosen_parser
         if unknown:
-            import difflib
-
-            similar = difflib.get_close_matches(unknown[0], chosen._option_string_actions, n=1)
-            hint = f"; did you mean {similar[0]}?" if similar else ""
-            chosen.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            chosen.error(f"unrecognized arguments: {' '.join(unknown)}{chosen._suggest(unknown)}")
         return found
+
+    def _suggest(self, unknown: list[str]) -> str:
+        """Return a hint what `unknown` arguments were meant to be, or an empty text."""
+        import difflib
+
+        last = [action.metavar for action in self._get_positional_actions()][-1:]
+        if last in (["TASK"], ["TEXT"]) and not any(word.startswith("-") for word in unknown):
+            return f"; {last[0]} is one argument: put quotes around it"
+        similar = difflib.get_close_matches(unknown[0], self._option_string_actions, n=1)
+        return f"; did you mean {similar[0]}?" if similar else ""
 
     def error(self, message: str) -> NoReturn:
         # argparse reports missing arguments only as a message: there is no exception and no list of them to look at.
@@ -185,15 +191,7 @@ def make_parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
     top = Parser(
         prog="retinue", description="Run agents and their subagents, and see everything they do.", epilog=EPILOG
     )
-    top.add_argument("--version", action="version", version=f"retinue {get_version()}", help="show the version")
-    top.add_argument(
-        "-C",
-        dest="folders",
-        metavar="DIR",
-        action="append",
-        default=[],
-        help="run as if started in DIR; goes before COMMAND, and relative paths in other options start at DIR",
-    )
+    _add_top_options(top)
     commands = top.add_subparsers(
         title="commands", prog=top.prog, dest="command", metavar="COMMAND", parser_class=Parser
     )
@@ -202,6 +200,19 @@ def make_parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
         load_function(name, "configure")(made[name])
         describe_command(made[name], load_function(name, "execute"))
     return top, made
+
+
+def _add_top_options(parser: Parser) -> None:
+    """Add the options that need no command."""
+    parser.add_argument("--version", action="version", version=f"retinue {get_version()}", help="show the version")
+    parser.add_argument(
+        "-C",
+        dest="folders",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="run as if started in DIR; goes before COMMAND, and relative paths in other options start at DIR",
+    )
 
 
 def describe_command(parser: argparse.ArgumentParser, execute: Callable[..., object]) -> None:
@@ -297,7 +308,7 @@ def _is_conversation(argv: list[str]) -> bool:
 def _make_talk_parser() -> Parser:
     """Return the parser of `retinue` without a command."""
     parser = Parser(prog="retinue")
-    parser.add_argument("-C", dest="folders", metavar="DIR", action="append", default=[])
+    _add_top_options(parser)
     load_function("talk", "configure")(parser)
     return parser
 

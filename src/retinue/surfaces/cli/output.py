@@ -144,10 +144,12 @@ def format_table(
     *,
     right: frozenset[str] = frozenset(),
     flexible: Mapping[str, int] = NO_WIDTHS,
+    expendable: Sequence[str] = (),
     indent: int = 0,
 ) -> list[str]:
-    """Format rows as lines with aligned columns; see `format_columns`."""
-    return format_columns(make_columns(heads, rows), right=right, flexible=flexible, indent=indent)
+    """Format rows as lines with aligned columns; see `drop_columns` and `format_columns`."""
+    columns = drop_columns(make_columns(heads, rows), flexible=flexible, expendable=expendable)
+    return format_columns(columns, right=right, flexible=flexible, indent=indent)
 
 
 def make_columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, list[str]]:
@@ -163,16 +165,17 @@ def format_columns(
     paint: PaintCell | None = None,
     indent: int = 0,
 ) -> list[str]:
-    """Format the columns of a table, keyed by their heads, as aligned lines. `right` columns are aligned to the right.
+    """Format the columns of a table, keyed by their heads, as aligned lines. The `right` columns are numbers, which are
+    aligned to the right and never shortened.
 
-    On a terminal, the lines are no wider than its width less `indent`. The `flexible` columns are shortened first, in
-    their order, each down to its least width; then the others, beginning with the last. `paint` colours a cell after it
-    was shortened."""
+    On a terminal, the other columns are shortened until the lines are no wider than its width less `indent`: the
+    `flexible` ones first, in their order, each down to its least width; then the rest, beginning with the last. `paint`
+    colours a cell after it was shortened."""
     with_heads = {head: (head, *cells) for head, cells in columns.items()}
     widths = {head: _measure_column(column) for head, column in with_heads.items()}
     screen = measure_screen()
     if screen is not None:
-        _shrink_columns(widths, screen - indent, flexible)
+        _shrink_columns(widths, screen - indent, flexible, right)
     template, aligned = [], []
     for head, column in with_heads.items():
         width, is_right = widths[head], head in right
@@ -230,8 +233,8 @@ def _align_cells(column: Sequence[str], width: int, *, is_right: bool, paint: Pa
     return tuple(aligned)
 
 
-def _shrink_columns(widths: dict[str, int], screen: int, flexible: Mapping[str, int]) -> None:
-    others = [(head, 1) for head in reversed(widths)]
+def _shrink_columns(widths: dict[str, int], screen: int, flexible: Mapping[str, int], rigid: frozenset[str]) -> None:
+    others = [(head, 1) for head in reversed(widths) if head not in rigid]
     for head, least in (*flexible.items(), *others):
         over = sum(widths.values()) + len(GAP) * (len(widths) - 1) - screen
         if over > 0 and head in widths:

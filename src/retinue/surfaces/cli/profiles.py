@@ -25,6 +25,8 @@ FIELDS = (
     "source", "description", "expected_input", "skills", "model", "tools", "runtime", "workspace", "leaf",
 )  # fmt: skip
 HEADS = ("NAME", "ACTIVE", "SOURCE", "DESCRIPTION")
+FLEXIBLE = {"DESCRIPTION": 24}
+EXPENDABLE = ("SOURCE", "ACTIVE")
 TEAM_HEADS = ("TYPE", "SPAWNED BY", "MEMBERS", "STRATEGY", "STEP")
 MEMBERS_WIDTH = 20
 PRIMARY, CLIENT, BOTH = "primary", "MCP client", "both"
@@ -84,7 +86,7 @@ def execute_profiles(args: argparse.Namespace) -> int:
         )
         for profile in chosen
     ]
-    print("\n".join(screen.format_table(HEADS, rows)))
+    print("\n".join(screen.format_table(HEADS, rows, flexible=FLEXIBLE, expendable=EXPENDABLE)))
     return 0
 
 
@@ -119,7 +121,9 @@ def _print_team_table(rows: Sequence[_Row]) -> None:
     for first, second in zip(rows[::2], rows[1::2], strict=True):
         is_same = first.resolution == second.resolution
         cells += replace(first, spawner=BOTH).to_cells() if is_same else [*first.to_cells(), *second.to_cells()]
-    print("\n".join(screen.format_table(TEAM_HEADS, cells, flexible={"MEMBERS": MEMBERS_WIDTH})))
+    flexible, expendable = {"MEMBERS": MEMBERS_WIDTH}, ("STRATEGY",)
+    right = frozenset({"STEP"})
+    print("\n".join(screen.format_table(TEAM_HEADS, cells, right=right, flexible=flexible, expendable=expendable)))
     reasons = {(row.resolution.step, row.resolution.reason): None for row in rows}
     print()
     for step, reason in sorted(reasons):

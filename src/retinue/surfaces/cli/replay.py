@@ -48,7 +48,8 @@ def execute_replay(args: argparse.Namespace) -> int:
     Models, tools and people answer as the log says they did; this version of Retinue does the rest again. It compares
     what each run asks its model (system prompt, messages, tools), which tools it calls, and how it ends. It does not
     compare times, nor the order in which runs took turns. A run that was cancelled, timed out, was resumed or never
-    ended is played up to the end of its record, and the output says where that is.
+    ended is played up to the end of its record, and the output says where that is. Runs at remote agents (A2A, or
+    delegated to the host) are not compared, because their models are not here; the output names them.
 
     stdout is the recorded answer (or the comparison, with --json); everything else goes to stderr.
 
@@ -68,13 +69,17 @@ def execute_replay(args: argparse.Namespace) -> int:
     replay = make_replay(recorded, parts, first)
     printer = make_printer(args)
     result, again = asyncio.run(_run_replay(replay, printer))
-    compared = (replay.differences.get(run) or compare_runs(record, again.get(run)) for run, record in recorded.items())
+    remote = [record for record in recorded.values() if record.is_remote]
+    played = {run: record for run, record in recorded.items() if not record.is_remote}
+    compared = (replay.differences.get(run) or compare_runs(record, again.get(run)) for run, record in played.items())
     differences = [difference for difference in compared if difference is not None]
-    ends = [record for record in recorded.values() if record.cut]
-    events = sum(record.events for record in recorded.values())
-    runs = len(recorded)
+    ends = [record for record in played.values() if record.cut]
+    events = sum(record.events for record in played.values())
+    runs = len(played)
     for note in replay.notes:
         screen.print_warning(note)
+    for record in remote:
+        print(f"not compared: {safe.escape_line(record.path)} ran at a remote agent", file=sys.stderr)
     for record in ends:
         where = f"in turn {len(record.turns)}" if record.turns else "at its beginning"
         print(f"the record of {safe.escape_line(record.path)} ends {where}: {record.cut}", file=sys.stderr)
@@ -91,6 +96,7 @@ def execute_replay(args: argparse.Namespace) -> int:
                 "runs": runs,
                 "events": events,
                 "differences": [asdict(difference) for difference in differences],
+                "remote": [{"run": record.number, "path": record.path} for record in remote],
                 "ends": [{"run": r.number, "path": r.path, "turn": len(r.turns), "why": r.cut} for r in ends],
             }
         )

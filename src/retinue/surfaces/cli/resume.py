@@ -302,4 +302,4 @@ async def _run_elsewhere(
         raise ConfigError(f"process {writer} is gone too: retinue resume {found.tree}")
     result = view.result(found.tree)
     unapplied = await find_unapplied(result, project.state)
-    return print_answer(Shown(result, runs), printer, unapplied, as_json=args.json)
+    return print_answer(Shown(result, runs), printer, unapplied, as_json=args.json, continuable=True)

@@ -14,7 +14,7 @@ import msgspec
 from retinue.build.logs import open_stored_control
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
-from retinue.core.results import ToolLog, format_changed_files
+from retinue.core.results import ToolLog, ending_texts, format_changed_files
 from retinue.core.usage import Usage
 from retinue.log.accounts import format_cost, sum_subtree_bill
 from retinue.log.activity import describe_team
@@ -23,7 +23,7 @@ from retinue.log.listing import Listing, load_listing
 from retinue.log.reading import iterate_events
 from retinue.log.receipts import MessageReceipt, Receipts
 from retinue.log.runs import RunView
-from retinue.log.summaries import summarize_result
+from retinue.log.summaries import speak_summary, summarize_result
 from retinue.log.transcripts import Action, fold_actions, format_transcript
 from retinue.protocol.subagent_tools import INTERRUPTED
 from retinue.surfaces.cli import output as screen
@@ -272,9 +272,13 @@ def _format_outcome(tree: Listing, view: RunView) -> Iterator[str]:
         if view.last_message:
             yield from _format_part("last message", view.last_message)
         return
-    if ended.error_details and ended.error_details != ended.final_response:
-        yield from _format_part("error", ended.error_details)
-    yield from _format_part("result" if ended.status == "done" else ended.status, ended.final_response or "(no text)")
+    said = ended.final_response
+    if ended.error_details and ended.error_details != said:
+        if said == ending_texts(ended.status, name=view.agent, primary=view.number == 0)[0]:
+            said = ended.error_details  # the other text only repeats the status
+        else:
+            yield from _format_part("error", ended.error_details)
+    yield from _format_part("result" if ended.status == "done" else ended.status, said or "(no text)")
     if ended.partial and ended.partial != ended.final_response:
         yield from _format_part("last message", ended.partial)
 
@@ -292,7 +296,9 @@ def _format_section(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 def _format_tool_line(log: ToolLog) -> str:
     took = "" if log.duration_ms is None else f"  ({screen.format_duration(log.duration_ms / 1000)})"
-    return f"{_format_mark(log.success)} {safe.escape_line(f'{log.name}({log.context}) -> {log.result}')}{took}"
+    call = f"{log.name}({log.context})" if log.context else log.name
+    said = speak_summary(log.name, log.result, log.success)
+    return f"{_format_mark(log.success)} {safe.escape_line(f'{call} -> {said}')}{took}"
 
 
 def _format_mark(success: bool) -> str:

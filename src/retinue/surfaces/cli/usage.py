@@ -15,6 +15,8 @@ from retinue.surfaces.cli.options import parse_age
 from retinue.surfaces.printer import safe
 
 HEADS = ("CALLS", "INPUT", "OUTPUT", "CACHED", "TOKENS", "COST")
+EXPENDABLE = ("CACHED", "INPUT", "OUTPUT", "CALLS", "TOKENS")  # least important first; TOKENS is the sum of the others
+LEAST_NAMES = {"MODEL": 16, "PROFILE": 16}  # a day or an id is not shortened while a column is left to drop
 
 
 def configure_usage(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +53,9 @@ def execute_usage(args: argparse.Namespace) -> int:
     if not found:
         print("Nothing was spent here" + (" yet." if args.since is None else " in that time."))
         return 0
-    lines = [*found.items(), ("total", whole)]
-    print("\n".join(screen.format_table((args.by.upper(), *HEADS), list(_make_rows(lines)), right=frozenset(HEADS))))
+    cells = list(_make_rows([*found.items(), ("total", whole)]))
+    heads, right = (args.by.upper(), *HEADS), frozenset(HEADS)
+    print("\n".join(screen.format_table(heads, cells, right=right, flexible=LEAST_NAMES, expendable=EXPENDABLE)))
     return 0
 
 

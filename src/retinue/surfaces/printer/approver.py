@@ -29,13 +29,13 @@ JSON = "arguments as a line of JSON > "
 SHOWN_SECONDS = 1.0
 LISTED = 20
 LEFT = "(the input has ended: answer with `retinue approve {number}` in another terminal)"
+ALWAYS_HELP = "a           yes, and always in this project: shows the rule, then writes it to retinue.yaml\n"
 HELP = """\
 y           yes, this call
 u           yes, and to this tool for the rest of this run
 t           yes, and to this tool in the whole tree
 p           yes, and to all that this agent asks now: shows it, then asks if you are sure
-a           yes, and always in this project: shows the rule, then writes it to retinue.yaml
-e           change the arguments (in $EDITOR, or as a line of JSON): shows the call, then asks if you are sure
+{always}e           change the arguments (in $EDITOR, or as a line of JSON): shows the call, then asks if you are sure
 n [reason]  no; the agent reads the reason
 N [reason]  no, to everything this agent has asked
 v           show the question again, all of it
@@ -220,7 +220,7 @@ class TerminalApprover:
         """Perform a typed action. Return None if the question still needs an answer."""
         match action.what:
             case "help":
-                self._printer.show_note(HELP)
+                self._printer.show_note(HELP.format(always=ALWAYS_HELP if question.rule else ""))
                 if len(self._waiting) > 1:
                     self._show_waiting(listed=True)
             case "view":

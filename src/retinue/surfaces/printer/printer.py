@@ -19,7 +19,7 @@ from retinue.core.errors import OutputFailed
 from retinue.core.events import ApprovalAsked, Delta, Event, Inbox, TurnStarted
 from retinue.core.rules import explain_missing_rule
 from retinue.files.content import write_all
-from retinue.log.blocks import Block, Blocks, Span, format_question_body, make_question_spans
+from retinue.log.blocks import Block, Blocks, Span, describe_asker, format_question_body, make_question_spans
 from retinue.surfaces.printer import colors, safe
 
 Level = Literal["quiet", "normal", "verbose"]
@@ -105,10 +105,12 @@ class Printer:
             text = "…" + text[-max(1, width - len(head) - 1) :]
         self.show_status((head + text)[:width])
 
-    def show_question(self, question: Approval, *, whole: bool = False) -> None:
-        """Print a question as a block: the call, its run and its preview. With `whole`, do not truncate the
-        preview."""
+    def show_question(self, question: Approval, *, whole: bool = False, asker: bool = False) -> None:
+        """Print a question as a block: the call, its run and its preview. With `whole`, do not truncate the preview.
+        With `asker`, name the agent, the question and the run too, because no block before it does."""
         spans = make_question_spans(question.label, question.tool, question.args)
+        if asker:
+            spans = (*spans, ("faint", f"  {describe_asker(question)} of {question.tree}/{question.run}"))
         self._put_block(spans, self._format_preview(format_question_body(question), whole=whole))
 
     def show_note(self, text: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from retinue.core.approvals import Allow, Approval, Decision, Deny, is_edit
-from retinue.log.blocks import Role, format_question_body, make_question_spans
+from retinue.log.blocks import Role, describe_asker, format_question_body, make_question_spans
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.edit_call import UNCHANGED, edit_in_editor, find_editor, parse_args
 from retinue.surfaces.printer.input_line import InputLine, Position
@@ -22,9 +22,11 @@ from retinue.surfaces.printer.keys import ESCAPE, TAB, Key, Paste
 from retinue.surfaces.printer.printer import QUOTED, describe_rule
 from retinue.surfaces.printer.screen import Line, Screen
 
-KEYS = "[y]es [n]o [a]lways in this project this r[u]n this [t]ool [e]dit [?]"
-SHORT_KEYS = "[y]es [n]o [a]lways r[u]n [t]ool [e]dit [?]"
-SHORTEST_KEYS = "[y]es [n]o [a] [u] [t] [e] [?]"
+KEYS = (  # each with the key for a call that a rule can allow; the first that fits is shown
+    ("[y]es [n]o {always}this r[u]n this [t]ool [e]dit [?]", "[a]lways in this project "),
+    ("[y]es [n]o {always}r[u]n [t]ool [e]dit [?]", "[a]lways "),
+    ("[y]es [n]o {always}[u] [t] [e] [?]", "[a] "),
+)
 CONFIRM = "sure? [y]es [n]o"
 NOT_SHOWN = "…"
 READ_ONLY = "only watched here: `retinue approve` answers it"
@@ -32,10 +34,11 @@ PASTED = "pasted text does not answer a question"
 NONSENSE = "not an answer: press y, n or ?"
 REASON = "reason > "
 JSON = "JSON > "
+ALWAYS_HELP = "a  yes, and always in this project: shows the rule, then writes it to retinue.yaml"
 HELP = (
     "y  yes, this call",
     "n  no; N asks you for a reason, which the agent reads",
-    "a  yes, and always in this project: shows the rule, then writes it to retinue.yaml",
+    ALWAYS_HELP,
     "u  yes, and to this tool for the rest of this run",
     "t  yes, and to this tool in the whole tree",
     "p  yes, to all that this agent asks now; d  no, to all of it",
@@ -160,7 +163,7 @@ class QuestionPanel:
             for text in self._about
             for piece in safe.wrap_line(safe.escape_line(text), columns, at_words=True)
         ]
-        keys, cursor = self._layout_keys(columns)
+        keys, cursor = self._layout_keys(question, columns)
         body = self._layout_body(shown, columns)
         header = self._layout_header(shown, columns)
         room = max(1, rows - len(header) - len(about[:rows]) - len(keys))
@@ -173,7 +176,7 @@ class QuestionPanel:
         """Return the run and the call on one line. If they do not fit, the label gets a separate line."""
         more = len(self._questions) - 1
         waiting = "" if not more else f", {more} more wait{'s' if more == 1 else ''}"
-        side: Line = (("faint", f"  {question.agent} · question {question.number}{waiting}"),)
+        side: Line = (("faint", f"  {describe_asker(question)}{waiting}"),)
         spans = make_question_spans(question.label, question.tool, question.args)
         if _measure(spans) + _measure(side) <= columns:
             return [(*spans, *side)]
@@ -190,7 +193,7 @@ class QuestionPanel:
             self._body = key, layout_action(question, columns)
         return self._body[1]
 
-    def _layout_keys(self, columns: int) -> tuple[list[Line], Position | None]:
+    def _layout_keys(self, question: Approval, columns: int) -> tuple[list[Line], Position | None]:
         if self._answer is None:
             return [(("faint", READ_ONLY),)], None
         if not self.is_armed:
@@ -199,8 +202,7 @@ class QuestionPanel:
             prompt = REASON if self._mode == "reason" else JSON
             rows, cursor = self._input.layout_lines(columns, prompt=prompt)
             return [(("plain", row),) for row in rows], cursor
-        fitting = [keys for keys in (KEYS, SHORT_KEYS, SHORTEST_KEYS) if len(keys) <= columns]
-        return [(("mark", CONFIRM if self._mode == "confirm" else (fitting or [SHORTEST_KEYS])[0]),)], None
+        return [(("mark", CONFIRM if self._mode == "confirm" else list_keys(question, columns)),)], None
 
     def _cut_page(self, body: list[Line], room: int) -> list[Line]:
         pages = -(-len(body) // room)
@@ -248,7 +250,8 @@ class QuestionPanel:
         elif key.name == "N":
             self._mode, self._input = "reason", InputLine()
         elif key.name == "?":
-            self._page, self._about = 0, HELP
+            self._page = 0
+            self._about = tuple(line for line in HELP if question.rule or line is not ALWAYS_HELP)
         elif key.name == "e":
             self._begin_edit(question)
         elif key.name == "a":
@@ -331,6 +334,12 @@ class QuestionPanel:
 
 def _measure(spans: Line) -> int:
     return sum(safe.measure_width(safe.escape_line(text)) for _, text in spans)
+
+
+def list_keys(question: Approval, columns: int) -> str:
+    """Return the keys that answer a question, in at most `columns` if possible."""
+    lists = [keys.format(always=always if question.rule else "") for keys, always in KEYS]
+    return next((keys for keys in lists if len(keys) <= columns), lists[-1])
 
 
 def layout_action(question: Approval, columns: int) -> list[Line]:
