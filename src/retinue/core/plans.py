@@ -43,7 +43,8 @@ class Plan:
     members. `members` are the `subagent_agents` for the runs it spawns. `primary_model` is the model of the tree's
     primary, with its name. With `rounds` the run answers several times. `reserves_evaluator` forbids models to spawn
     the evaluator, as in a tree with rounds. `handed_files` are names of files that the run exists to write into its own
-    workspace, so writing them needs no approval."""
+    workspace, so writing them needs no approval. `needs_repository` is True if the run, or a member of its team, works
+    here in a git worktree."""
 
     profile: Profile
     runtime: Runtime
@@ -57,7 +58,8 @@ class Plan:
     children: Sequence[Profile] = ()
     profile_json: msgspec.Raw = field(default_factory=partial(msgspec.Raw, b"null"))
     tools_json: msgspec.Raw = field(default_factory=partial(msgspec.Raw, b"null"))
-    tools_bytes: int = field(init=False)  # the size of `tools_json`, measured once and not for every run
+    tools_bytes: int = field(init=False)  # the size of `tools_json`; this and `needs_repository` are the same for all
+    needs_repository: bool = field(init=False)  # runs of the plan, so they are found out once
     floor: RuntimeName = RUNTIMES[-1]
     parse: Callable[[Any], Any] | None = None
     network: Hosts = ()
@@ -73,7 +75,10 @@ class Plan:
     handed_files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        profiles = (self.profile,) if self.team is None else self.children
+        needs_repository = any(profile.workspace == "worktree" for profile in profiles)
         object.__setattr__(self, "tools_bytes", memoryview(self.tools_json).nbytes)
+        object.__setattr__(self, "needs_repository", needs_repository and self.runtime.started is not None)
 
 
 class RunHistory(msgspec.Struct, frozen=True, gc=False):

@@ -432,10 +432,11 @@ class Run(msgspec.Struct, eq=False, gc=False):
 
     def stop_clocks(self) -> None:
         """Stop every clock for good: the run has its ending."""
-        for clock in (self.deadline, self.stall_timer):
-            if clock is not None:
-                clock.stop()
-        self.deadline = None
+        if self.deadline is not None:
+            self.deadline.stop()
+            self.deadline = None
+        if self.stall_timer is not None:
+            self.stall_timer.stop()
         if self.grace_timer is not None:
             self.grace_timer.cancel()
 

@@ -180,7 +180,8 @@ class Spawner:
         task = self._grant_paths(task)
         plan = self._ports.planner.plan(profile, task=task, parent=None)
         task, plan = self._grant_rounds(profile, task, plan)
-        self._check_workspace(plan)
+        if plan.needs_repository:  # its worktree is made later, by the first call that needs it
+            self._state.require_repository()
         if task.conversation and (not plan.profile.has_model or plan.profile.output is not None):
             raise ConfigError(NO_CONVERSATION.format(name=plan.profile.name))
         if task.conversation and task.rounds is not None:
@@ -241,7 +242,8 @@ class Spawner:
         profile, task, given = order.profile, order.task, not order.asked_by_model
         make_plan = self._ports.planner.plan
         plan = make_plan(profile, task=task, parent=parent.plan, given=given)
-        self._check_workspace(plan)
+        if plan.needs_repository:  # its worktree is made later, by the first call that needs it
+            self._state.require_repository()
         if find_depth(parent) < _limit_depth(parent, plan.profile.limits):
             return plan
         return make_plan(profile, task=task, parent=parent.plan, given=given, can_spawn=False)
@@ -283,13 +285,6 @@ class Spawner:
         )
 
     # Primary runs and children
-
-    def _check_workspace(self, plan: Plan) -> None:
-        """Raise ConfigError if a run here asks for a worktree and the project is in no git repository. The workspace is
-        made by the first call that needs it, which would be after the first model call. A peer makes its own."""
-        profiles = (plan.profile,) if plan.team is None else plan.children
-        if plan.runtime.started is not None and any(profile.workspace == "worktree" for profile in profiles):
-            self._state.require_repository()
 
     def _start_run(
         self,
@@ -354,18 +349,19 @@ class Spawner:
         reported to the process of a caller, the event says so, and screens here do not show the tree."""
         plan, ref, task, parent = run.plan, run.ref, run.task, run.parent
         order, continued, call = checked.order, checked.continued, caller_limits.CALL.get()
+        folders = run.folders
         spawned = RunSpawned(  # with 15 names: Python passes more as a dict, which is slow
             parent=None if parent is None else parent.ref.run,
             label=ref.label,
             depth=run.depth,
             task=task.text,
             subagent_id=ref.subagent_id,
-            workspace=run.folders.path,
+            workspace=folders.path,
             profile=plan.profile_json,
             tools=plan.tools_json,
             model=plan.model_name,
             call_id=order.call_id,
-            workspace_kind=run.folders.kind,
+            workspace_kind=folders.kind,
             timeout_seconds=run.seconds,
             max_turns=run.max_turns,
             trace_id=tree.trace_id,
@@ -501,16 +497,17 @@ def make_folders(
     own = state.run_folder(ref.tree, ref.run)
     folders_above = None if parent is None else parent.folders
     snapshots = state.snapshots(ref.tree)
-    others = (snapshots, *readable) if task.include_temp_workspace else tuple(readable)
+    granted = tuple(readable)  # not the list: an empty one would be one more object for the garbage collector
+    others = (snapshots, *granted) if task.include_temp_workspace else granted
     if kind == "shared":
-        return RunFolders(own, above, others, kind, granted_paths=readable, parent=folders_above)
+        return RunFolders(own, above, others, kind, granted_paths=granted, parent=folders_above)
     workspace = f"{own}/workspace"
     if parent is None and plan.rounds is None:
         snapshots = ""  # nobody reads them: it has no siblings and no evaluator
     with_parent = (above, *others) if task.include_parent_workspace else others
     if kind == "scratch":
         return RunFolders(
-            own, workspace, with_parent, kind, granted_paths=readable, snapshots=snapshots, parent=folders_above
+            own, workspace, with_parent, kind, granted_paths=granted, snapshots=snapshots, parent=folders_above
         )
     source_workspace, source = _find_source(state, parent, kind)
     if not (sandboxed and above == state.project):
@@ -531,7 +528,7 @@ def make_folders(
         workspace,
         others,
         kind,
-        granted_paths=readable,
+        granted_paths=granted,
         workspace_copy=copy,
         snapshots=snapshots,
         parent=folders_above,
