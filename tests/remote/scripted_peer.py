@@ -14,11 +14,13 @@ from retinue.remote.port import STARTED, Capabilities, RemoteRequest, RemoteSpaw
 
 
 class PeerRun:
-    """A run at the peer. It outlives the process of its caller; `history` holds all its reports."""
+    """A run at the peer. It outlives the process of its caller; `history` holds all its reports, `cancels` the runs
+    whose cancel has come, in order."""
 
     def __init__(self, request: RemoteRequest) -> None:
         self.request = request
         self.history: list[Report] = []
+        self.cancels: list[str] = []
         self.news, self.cancelled, self.is_lost = asyncio.Event(), asyncio.Event(), False
         self.words: asyncio.Queue[str] = asyncio.Queue()
         self.answers: asyncio.Queue[Decision] = asyncio.Queue()
@@ -74,6 +76,7 @@ class ScriptedRun:
         self._run.say(Inbox(text, source=ASKER), run)
 
     def cancel(self, run: str) -> None:
+        self._run.cancels.append(run)
         self._run.cancelled.set()
 
     async def answer(self, run: str, approval_id: str, decision: Decision) -> None:

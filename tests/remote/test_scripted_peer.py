@@ -186,6 +186,28 @@ async def test_a_peer_that_hangs_up_leaves_a_run_that_is_disconnected_with_what_
     await supervisor.close()
 
 
+@pytest.mark.parametrize(("number", "cancels"), [(0, [STARTED]), (1, ["a"]), (2, ["b"])])
+async def test_a_cancel_names_only_the_uppermost_run(tmp_path: Path, number: int, cancels: list[str]) -> None:
+    """The peer ends what is below a run with it. Told of a run below first, it would let the run above go on."""
+
+    async def script(run: PeerRun) -> None:
+        run.say(RunStarted("theirs"))
+        run.say(RemoteSpawned(parent=STARTED, agent="helper", is_at_work=True), "a")
+        run.say(RemoteSpawned(parent="a", agent="helper", is_at_work=True), "b")
+        await run.cancelled.wait()
+        for each in ("b", "a", STARTED):
+            run.say(ending("over"), each)
+
+    peer = ScriptedPeer(script)
+    supervisor = make_supervisor(tmp_path, peer, limits=Limits(depth=3))
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    await written(supervisor, run.ref.tree, RunStarted, count=3)
+    assert await supervisor.cancel(run.ref.tree, number)
+    await run.join()
+    assert peer.runs[0].cancels == cancels
+    await supervisor.close()
+
+
 @pytest.mark.parametrize("crash", range(1, 10))
 async def test_after_a_crash_the_run_is_attached_to_and_nothing_is_lost_or_written_twice(
     tmp_path: Path, crash: int

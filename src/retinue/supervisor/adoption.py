@@ -72,7 +72,7 @@ class AdoptedRun(Run, eq=False):
         text, error = (failure, failure) if failure else ending_texts(status, name=self.name, primary=False)
         self.end(Ending("failed" if failure else status, text, error), below=status)
         if self.adoption is not None:
-            self.adoption.cancel(self.key)
+            self.adoption.cancel(self)
         return True
 
     def end(self, ending: Ending, *, partial: str = "", below: Status = "disconnected") -> None:
@@ -408,9 +408,14 @@ class Adoption:
         if not place.done():
             place.set_result(self._tree.seq)
 
-    def cancel(self, key: str) -> None:
+    def cancel(self, node: AdoptedRun) -> None:
+        """Ask the peer to stop a run, unless a run of the peer above it is told to stop too. The peer ends everything
+        below a run with it; if it heard of the run below first, the run above would go on for a moment."""
+        above = node.parent
+        if above is not None and above.stopping is not None and above in self._runs.values():
+            return
         with suppress(Undelivered):  # the run has ended here, whatever its peer still does
-            self._remote.cancel(key)
+            self._remote.cancel(node.key)
 
 
 def make_adopted(  # noqa: PLR0913 - each by name
