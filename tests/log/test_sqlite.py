@@ -568,20 +568,29 @@ async def test_a_tree_is_removed_from_a_packed_batch(tmp_path: Path) -> None:
         assert b'"t1"' not in schema.load_batch(db, 1)
 
 
-async def test_a_batch_that_would_unpack_to_more_than_any_of_ours_is_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "bomb", [zlib.compress(b"{" + b" " * 2**20), b"x", zlib.compress(b"{}")[:-1]], ids=["large", "nonsense", "cut"]
+)
+async def test_a_batch_that_cannot_be_unpacked_costs_only_itself(
+    bomb: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Events that came from elsewhere are read with the user's word only, and even then cost no more than ours."""
     log = SqliteLog(tmp_path)
-    await fill(log, 3)
+    await write(log, make_spawned())
+    await write(log, make_event(2))
+    await write(log, make_ended(3))
     await log.close()
     monkeypatch.setattr(schema, "LARGEST_UNPACKED", 2**20)
     db = apsw.Connection(str(log.path))
-    for bomb in (zlib.compress(b"{" + b" " * 2**20), b"x", zlib.compress(b"{}")[:-1]):
-        db.execute("UPDATE batches SET lines = ? WHERE id = (SELECT max(id) FROM batches)", (bomb,))
-        with pytest.raises(LogDamaged, match="cannot be unpacked"):
-            await SqliteReader(tmp_path).adopt_events()
+    db.execute("UPDATE batches SET lines = ? WHERE id = 2", (bomb,))
+    with pytest.raises(LogDamaged, match="cannot be unpacked"):
+        schema.unpack_lines(db, bomb)
     db.close()
+    reader = SqliteReader(tmp_path)
+    await reader.adopt_events()
+    assert [(event.seq, event.kind) for event in await reader.read("t1")] == [
+        (1, "run.spawned"), (2, "gap"), (3, "run.ended"),
+    ]  # fmt: skip
 
 
 async def test_unknown_fields_come_out_untouched(tmp_path: Path) -> None:

@@ -11,11 +11,15 @@ import retinue
 from retinue import Event, Profile
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunSpawned, ToolResult
-from retinue.core.messages import Reply
+from retinue.core.limits import ResourceLimits
+from retinue.core.messages import Reply, RunRef
+from retinue.core.plans import Job, Plan
+from retinue.core.profiles import Task
 from retinue.files.opening import RefusedFile, open_real_folder, stat_real
 from retinue.sandbox import tool_server_session
-from retinue.sandbox.box import Box
+from retinue.sandbox.box import Box, make_box
 from retinue.sandbox.builder import SandboxBuilder
+from retinue.sandbox.in_process import IN_PROCESS
 from retinue.sandbox.process import PreparedSandbox
 from retinue.testing import scripted
 from retinue.tools.paths import OutsideRoots, find_readable
@@ -120,6 +124,56 @@ async def test_a_container_sees_the_granted_folder(tmp_path: Path, runtime: str)
     assert "s.txt:1:public" in list_texts(events)
 
 
+@needs_bubblewrap
+@pytest.mark.parametrize("options", [{}, {"timeout_seconds": 60.0}], ids=["plain", "with a timeout"])
+async def test_a_continued_child_follows_no_link_planted_since(tmp_path: Path, options: dict[str, Any]) -> None:
+    secret, project = make_secret(tmp_path), repository(tmp_path / "p", **{"d/s.txt": "public"})
+    order = {"task": "look", "subagent_id": "k", "context_paths": ["d"], "include_parent_workspace": False}
+    search, again = call("grep", pattern="public|secret"), call("continue_subagent", subagent_id="k", message="again")
+    again["tools"][0]["args"] |= options
+    agents = {
+        "main": [spawn(order), shell(f"mv d e; ln -s {secret} d"), again, "end"],
+        "subagent": [search, "end", search, "end"],
+    }
+    async with retinue.open(project / ".retinue", mode="yes", runtime="isolated") as r:
+        profile = Profile("main", "You are main.", model=scripted(agents), workspace="copy")
+        run = await r.spawn(profile, "go")
+        events = [event async for event in run.events()]
+        with pytest.raises(ConfigError, match="leads over a symlink"):
+            await r.continue_run(f"{run.tree}/1", "again", profiles=[profile])
+    texts = "\n".join(event.body.text for event in events if isinstance(event.body, ToolResult))
+    assert "s.txt:1:public" in texts and SECRET not in texts
+
+
+def test_a_grant_inside_a_visible_folder_is_no_mount_of_its_own(tmp_path: Path) -> None:
+    """Both the source and the place of such a mount lead through a folder that another run writes."""
+    run = tmp_path / ".retinue/runs/t"
+    for name in ("0/workspace/a/d", "1", "2"):
+        (run / name).mkdir(parents=True)
+    above, a, d = (str(run / name) for name in ("0/workspace", "0/workspace/a", "0/workspace/a/d"))
+
+    def list_mounts(*readable: str, granted: list[str]) -> tuple[tuple[str, ...], list[str]]:
+        folders = RunFolders(str(run / "1"), str(run / "1/workspace"), readable, granted_paths=granted)
+        job = Job(
+            ref=RunRef("t", 1, "/main/k-1", "k", "k", "s"),
+            plan=Plan(profile=Profile("k"), runtime=IN_PROCESS),
+            task=Task("x"),
+            system="",
+            max_turns=None,
+            thread=(),
+            folders=folders,
+            context=None,
+        )
+        box = make_box(job, folders, ResourceLimits(), user=None)
+        return box.readable, [pin.path for pin in box.pinned]
+
+    assert list_mounts(above, a, d, granted=[a, d]) == ((above,), [])
+    assert list_mounts(a, d, granted=[a, d]) == ((a,), [a])
+    assert list_mounts(d, granted=[d]) == ((d,), [d])
+    # The mask over our state lies between the project and the workspaces in it.
+    assert list_mounts(str(tmp_path), a, granted=[str(tmp_path), a]) == ((str(tmp_path), a), [str(tmp_path), a])
+
+
 def test_a_granted_path_is_never_resolved_again(tmp_path: Path) -> None:
     secret, work = make_secret(tmp_path), tmp_path / "work"
     (work / "d").mkdir(parents=True)
@@ -129,7 +183,7 @@ def test_a_granted_path_is_never_resolved_again(tmp_path: Path) -> None:
     (work / "d").rmdir()
     (work / "d").symlink_to(secret)
     assert folders.find_readable_paths() == []
-    assert resolve_remaining_paths(["d"], base=str(work), follow=False) == []
+    assert resolve_remaining_paths(["d"], base=str(work)) == []
     with pytest.raises(ConfigError, match=r"context_paths\[0\] leads over a symlink: 'd'"):
         resolve_context_paths(["d"], base=str(work), follow=False)
     with pytest.raises(OutsideRoots):  # the target of the link is no root of the run

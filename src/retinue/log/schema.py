@@ -286,7 +286,8 @@ def check_seal(db: apsw.Connection, seal: bytes | str, found: Any) -> None:
 
 
 def reseal_batches(db: apsw.Connection) -> None:
-    """Seal all batches and the index with the user's key, no matter who wrote them."""
+    """Seal all batches and the index with the user's key, no matter who wrote them. A batch that cannot be unpacked
+    keeps its seal, so that readers show a gap there."""
     with db:
         for table in _INDEX:
             db.execute(f"DELETE FROM {table}")
@@ -294,7 +295,11 @@ def reseal_batches(db: apsw.Connection) -> None:
         rows: list[int] = [row for (row,) in db.execute("SELECT id FROM batches ORDER BY id")]
         for row in rows:
             stored = db.execute("SELECT lines FROM batches WHERE id = ?", (row,)).get
-            index.apply(decode_lines(unpack_lines(db, stored)), row)
+            try:
+                lines = unpack_lines(db, stored)
+            except LogDamaged:
+                continue
+            index.apply(decode_lines(lines), row)
             db.execute("UPDATE batches SET seal = ? WHERE id = ?", (seal_lines(stored), row))
             _insert_changes(db, index)
         db.execute("UPDATE writer SET indexed = ?", (next_batch(db) - 1,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -65,7 +65,8 @@ def make_box(job: Job, folders: RunFolders, resource_limits: ResourceLimits, *, 
     make_private_folder(own.parent / "snapshots")
     workspace = os.path.realpath(folders.workspace)
     made = None if folders.workspace_copy is None else read_record(folders.own, WORKSPACE_FILE, WorkspaceRecord)
-    readable = folders.find_readable_paths()
+    hidden = str(own.parents[2])
+    readable = _drop_nested(folders.find_readable_paths(), folders.granted_paths, workspace, hidden)
     return Box(
         tree=job.ref.tree,
         workspace=workspace,
@@ -74,13 +75,28 @@ def make_box(job: Job, folders: RunFolders, resource_limits: ResourceLimits, *, 
         host_outputs=str(make_private_folder(own / HOST_OUTPUTS)),
         readable=tuple(readable),
         pinned=tuple(pin_path(path) for path in readable if path in folders.granted_paths),
-        hidden=str(own.parents[2]),
+        hidden=hidden,
         resource_limits=resource_limits,
         objects=() if made is None else tuple(map(os.path.realpath, filter(os.path.isdir, made.objects))),
         foreign_objects=() if made is None else made.foreign_objects,
         run=job.ref.run,
         user=user,
     )
+
+
+def _drop_nested(readable: Sequence[str], granted: Collection[str], workspace: str, hidden: str) -> list[str]:
+    """Return the readable paths without the granted ones that are visible inside another folder already, because no
+    mask of `hidden` is between them.
+
+    A mount at such a path could be led elsewhere: the folder around it is a live view of what another run writes, and
+    so is what the tool server sees there when it checks the pin."""
+
+    def is_visible(path: str) -> bool:
+        above = [folder for folder in (*readable, workspace) if is_below(path, (folder,))]
+        masked = is_below(path, (hidden,))
+        return any(not (masked and is_below(hidden, (folder,))) for folder in above)
+
+    return [path for path in readable if path not in granted or not is_visible(path)]
 
 
 def pin_path(path: str) -> Pin:

@@ -209,7 +209,8 @@ class Restorer:
             asked_by_model=overrides.seconds is not None,
             files=overrides.files,
         )
-        checked = self._spawner.check_plan(parent, order, plan, base=self._ports.state.project, name=old.name)
+        project = self._ports.state.project
+        checked = self._spawner.check_plan(parent, order, plan, base=project, name=old.name, follow=False)
         run = self._spawner.spawn_child(tree, parent, msgspec.structs.replace(checked, continued=continued))
         if not is_live:
             self._trees.add(tree, root=run)
@@ -356,8 +357,7 @@ class TreeRestorer:
         state, spawned, is_ended = self._state, view.spawned, view.ended is not None
         readable: list[str] = []
         if not is_ended:
-            follow = not self._is_asked_by_model(spawned, parent)
-            readable = resolve_remaining_paths(spawned.context_paths, base=state.project, follow=follow)
+            readable = resolve_remaining_paths(spawned.context_paths, base=state.project)
         profile = replace(plan.profile, workspace=_read_workspace_kind(spawned))
         folders = make_folders(state, ref, parent, replace(plan, profile=profile), task, readable)
         if not folders.is_shared:
@@ -367,12 +367,6 @@ class TreeRestorer:
         if not is_ended and is_other_folder(folders, spawned.workspace):
             raise ConfigError(OUTSIDE.format(run=f"{self.id}/{view.number}", workspace=spawned.workspace))
         return folders
-
-    def _is_asked_by_model(self, spawned: RunSpawned, parent: Run | None) -> bool:
-        """Return True if a model named the context paths of a run: in the call that spawned it, or its team."""
-        if parent is None or parent.view.spawned.client:
-            return False
-        return parent.plan.team is not None or spawned.call_id in self._known[parent.ref.run].tools
 
     def _restore_depth(self, parent: Run | None, plan: Plan, depth: int) -> int:
         if parent is None:

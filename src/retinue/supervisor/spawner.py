@@ -234,7 +234,8 @@ class Spawner:
                 raise ConfigError(f"subagent '{name}' cannot be a conversation: only a primary can")
             plan = self._plan_child(parent, order)
             base = parent.folders.path if order.asked_by_model else self._state.project
-            return self.check_plan(parent, order, plan, base=base, name=name)
+            is_by_model = order.asked_by_model or parent.plan.team is not None
+            return self.check_plan(parent, order, plan, base=base, name=name, follow=not is_by_model)
         except ConfigError as error:
             raise SpawnRefused(str(error)) from None
 
@@ -248,12 +249,13 @@ class Spawner:
             return plan
         return make_plan(profile, task=task, parent=parent.plan, given=given, can_spawn=False)
 
-    def check_plan(self, parent: Run, order: SpawnOrder, plan: Plan, *, base: str, name: str) -> CheckedOrder:
-        """Return the checked order of a child with this plan. Raises ConfigError for a wrong path, or without
-        budget."""
+    def check_plan(
+        self, parent: Run, order: SpawnOrder, plan: Plan, *, base: str, name: str, follow: bool
+    ) -> CheckedOrder:
+        """Return the checked order of a child with this plan. `follow` says whether its context paths may lead over
+        links. Raises ConfigError for a wrong path, or without budget."""
         call = caller_limits.CALL.get()
-        is_by_model = order.asked_by_model or parent.plan.team is not None
-        readable = resolve_context_paths(order.task.context_paths, base=base, follow=not is_by_model)
+        readable = resolve_context_paths(order.task.context_paths, base=base, follow=follow)
         above = parent.account if call is None else call.shared(parent.account)
         words = (order.task.context, order.task.text)
         account = open_account(name, (plan.profile.limits,), above, plan, self._ports.prices, words)
@@ -386,7 +388,7 @@ class Spawner:
             spawned = msgspec.structs.replace(spawned, traceparent=origin.traceparent, baggage=origin.baggage)
         if self._ports.hook is not None and parent is None and call is not None:
             spawned = msgspec.structs.replace(spawned, reported=call.reported_as(tree.id))
-        return _add_task_fields(spawned, task)
+        return _add_task_fields(spawned, task, folders.granted_paths)
 
     def make_services(self, tree: Tree, run: Run) -> RunServices:
         return RunServices(tree, run, self._services)
@@ -414,8 +416,10 @@ class Spawner:
         return task, self._ports.planner.plan(profile, task=task, parent=None)
 
 
-def _add_task_fields(spawned: RunSpawned, task: Task) -> RunSpawned:
-    """Return the first event with the other fields of the task, besides its text. Most tasks have none."""
+def _add_task_fields(spawned: RunSpawned, task: Task, granted_paths: Sequence[str]) -> RunSpawned:
+    """Return the first event with the other fields of the task, besides its text. Most tasks have none.
+
+    It names the context paths as they were resolved, so that nobody has to follow a link in them again."""
     shows_workspaces = task.include_parent_workspace and task.include_temp_workspace
     is_read = task.context or task.context_paths or task.files or not shows_workspaces
     if not is_read and task.request is None and task.rounds is None and not task.conversation:
@@ -423,7 +427,7 @@ def _add_task_fields(spawned: RunSpawned, task: Task) -> RunSpawned:
     return msgspec.structs.replace(
         spawned,
         task_context=task.context,
-        context_paths=tuple(task.context_paths),
+        context_paths=tuple(granted_paths),
         include_parent_workspace=task.include_parent_workspace,
         include_temp_workspace=task.include_temp_workspace,
         request=task.request,

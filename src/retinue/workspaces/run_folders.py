@@ -248,15 +248,15 @@ def resolve_context_paths(paths: Sequence[str], *, base: str, follow: bool = Tru
         if resolved == "/":
             raise ConfigError(f"context_paths[{index}] is '{path}', which has everything in it: name a folder")
         found.append(resolved)
-    return found
+    return list(dict.fromkeys(found))
 
 
-def resolve_remaining_paths(paths: Sequence[str], *, base: str, follow: bool) -> list[str]:
-    """Return the context paths that are still valid, as `resolve_context_paths` does."""
+def resolve_remaining_paths(paths: Sequence[str], *, base: str) -> list[str]:
+    """Return the context paths of an earlier process that still exist and lead over no link."""
     found: list[str] = []
     for path in paths:
         with suppress(ConfigError):
-            found += resolve_context_paths([path], base=base, follow=follow)
+            found += resolve_context_paths([path], base=base, follow=False)
     return found
 
 

@@ -120,7 +120,7 @@ async def test_from_python_for_every_primary_or_for_one(project: Project, specs:
         events = await r.control.log.read(run.tree)
     assert bodies(events, ToolResult, run=0)[0].text == "GET /orders"
     assert [each.text for each in bodies(events, ToolResult, run=1)][:1] == ["GET /orders"]
-    assert bodies(events, RunSpawned, run=0)[0].context_paths == (str(specs.parent / "project" / "../specs"),)
+    assert bodies(events, RunSpawned, run=0)[0].context_paths == (str(specs),)
     async with retinue.open(project.folder / ".retinue", mode="yes", context_paths=["nowhere"]) as r:
         with pytest.raises(ConfigError, match=r"context_paths\[0\] does not exist: '.*nowhere'"):
             await r.spawn(main({}), "go")
