@@ -61,8 +61,8 @@ def split_lines(text: str) -> list[str]:
     return [*lines, rest] if rest else lines
 
 
-def speak_summary(name: str, summary: str, success: bool) -> str:
-    """Return a summary for programs as `summarize_result` makes it for people."""
+def reword_summary(name: str, summary: str, success: bool) -> str:
+    """Return a stored summary, which is worded for programs, in words for people: `1 line` instead of `1 lines`."""
     one = {f"1 {what}": f"1 {single}" for what, single in _ONE.items()}
     return one.get(summary, summary) if success and name not in ("bash", "shell") else summary
 

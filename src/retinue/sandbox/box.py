@@ -85,11 +85,12 @@ def make_box(job: Job, folders: RunFolders, resource_limits: ResourceLimits, *, 
 
 
 def _drop_nested(readable: Sequence[str], granted: Collection[str], workspace: str, hidden: str) -> list[str]:
-    """Return the readable paths without the granted ones that are visible inside another folder already, because no
-    mask of `hidden` is between them.
+    """Return the readable paths, without the granted paths that are inside another visible folder. A path below
+    `hidden` is not visible in a folder above `hidden`, because a mask covers our own state there.
 
-    A mount at such a path could be led elsewhere: the folder around it is a live view of what another run writes, and
-    so is what the tool server sees there when it checks the pin."""
+    A path inside a visible folder needs no mount of its own, and a mount there would be unsafe. Another run may write
+    that folder: with a link at the path, the mount lands on the target of the link. Once the link is gone again, the
+    tool server finds the right folder at the path, and the check of the pin succeeds."""
 
     def is_visible(path: str) -> bool:
         above = [folder for folder in (*readable, workspace) if is_below(path, (folder,))]

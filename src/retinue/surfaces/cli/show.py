@@ -23,7 +23,7 @@ from retinue.log.listing import Listing, load_listing
 from retinue.log.reading import iterate_events
 from retinue.log.receipts import MessageReceipt, Receipts
 from retinue.log.runs import RunView
-from retinue.log.summaries import speak_summary, summarize_result
+from retinue.log.summaries import reword_summary, summarize_result
 from retinue.log.transcripts import Action, fold_actions, format_transcript
 from retinue.protocol.subagent_tools import INTERRUPTED
 from retinue.surfaces.cli import output as screen
@@ -297,7 +297,7 @@ def _format_section(title: str, lines: Iterable[str]) -> Iterator[str]:
 def _format_tool_line(log: ToolLog) -> str:
     took = "" if log.duration_ms is None else f"  ({screen.format_duration(log.duration_ms / 1000)})"
     call = f"{log.name}({log.context})" if log.context else log.name
-    said = speak_summary(log.name, log.result, log.success)
+    said = reword_summary(log.name, log.result, log.success)
     return f"{_format_mark(log.success)} {safe.escape_line(f'{call} -> {said}')}{took}"
 
 
