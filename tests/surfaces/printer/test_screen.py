@@ -1,5 +1,6 @@
 """The screen on a real terminal: what lasts stays, the bottom is drawn again, and the terminal is given back."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -10,11 +11,12 @@ import pytest
 
 from retinue.log.blocks import Span
 from retinue.surfaces.printer.screen import cut_line, wrap_spans
-from retinue.surfaces.printer.terminal import can_draw
+from retinue.surfaces.printer.terminal import Terminal, can_draw
 from tests.surfaces.cli.shell import environment, until
 from tests.surfaces.tmux import Tmux
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("screen_program.py"))]
+FRAME = 6000  # bytes; a terminal hands over 4096 of them while nobody reads
 SHELL = ["bash", "--norc", "--noprofile", "-i"]
 
 
@@ -115,6 +117,23 @@ def test_pasted_text_is_one_text_and_submits_nothing(terminals: list[Tmux], tmp_
     terminal.read_until("> second")
     terminal.press("Down")
     terminal.read_until("> one\n  two")
+
+
+async def test_ctrl_c_loses_nothing_that_is_on_its_way_to_the_screen() -> None:
+    person, program = os.openpty()
+    terminal = Terminal(input_fd=program, output_fd=program)
+    terminal.open()
+    terminal.write("x" * FRAME)
+    os.write(person, b"\x03")
+    writing = asyncio.create_task(asyncio.to_thread(terminal.write, "end"))
+    seen = b""
+    while b"end" not in seen:
+        seen += await asyncio.to_thread(os.read, person, 65536)
+    await writing
+    terminal.close()
+    os.close(person)
+    os.close(program)
+    assert seen.count(b"x") == FRAME
 
 
 def test_a_line_is_cut_by_its_width_and_escaped() -> None:

@@ -161,6 +161,7 @@ class Terminal:
         modes = list(self._modes)
         modes[0] &= ~(termios.ICRNL | termios.IXON)  # tell Enter from Ctrl-J; no flow control by Ctrl-S
         modes[3] &= ~(termios.ICANON | termios.ECHO | termios.IEXTEN)
+        modes[3] |= termios.NOFLSH  # Ctrl-C must not discard the rest of a frame that is on its way
         modes[6] = [*modes[6]]
         modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
         try:
