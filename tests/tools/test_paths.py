@@ -12,7 +12,14 @@ from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call
 from retinue.tools.arguments import read_argument, reveal_text
-from retinue.tools.paths import OutsideRoots, find_readable, open_file, replace_file, resolve_readable, resolve_writable
+from retinue.tools.paths import (
+    OutsideRoots,
+    find_visible_path,
+    open_allowed_file,
+    replace_allowed_file,
+    resolve_readable,
+    resolve_writable,
+)
 from tests.tools.folders import RealFolders, make_folders
 
 
@@ -25,12 +32,12 @@ def folders(tmp_path: Path) -> RealFolders:
 
 
 def read(folders: RealFolders, raw: str) -> bytes:
-    with open_file(resolve_readable(folders, raw), folders.roots, tool="read") as file:
+    with open_allowed_file(resolve_readable(folders, raw), folders.roots, tool="read") as file:
         return file.read()
 
 
 def write(folders: RealFolders, raw: str, data: bytes) -> None:
-    replace_file(resolve_writable(folders, raw), data, folders, tool="write")
+    replace_allowed_file(resolve_writable(folders, raw), data, folders, tool="write")
 
 
 def test_a_relative_path_is_taken_from_the_workspace(folders: RealFolders) -> None:
@@ -92,7 +99,7 @@ def test_a_folder_whose_name_only_starts_like_the_workspace_is_outside(folders: 
     ],
 )
 def test_a_path_that_is_none_is_refused_in_one_short_line(folders: RealFolders, raw: str, words: str) -> None:
-    for check in (resolve_readable, resolve_writable, find_readable):
+    for check in (resolve_readable, resolve_writable, find_visible_path):
         with pytest.raises(ToolError, match=words) as caught:
             check(folders, raw)
         assert "\n" not in str(caught.value)
@@ -113,7 +120,7 @@ def test_what_is_not_a_file_is_refused_and_nothing_blocks(folders: RealFolders) 
             with pytest.raises(ToolError, match="not a file"):
                 write(folders, name, b"x")
     with pytest.raises(ToolError, match="a device, not a file"):
-        open_file(Path("/dev/null"), [Path("/dev")], tool="read")
+        open_allowed_file(Path("/dev/null"), [Path("/dev")], tool="read")
 
 
 def test_a_missing_file_and_a_loop_of_symlinks_say_so(folders: RealFolders) -> None:
@@ -132,9 +139,9 @@ def test_a_file_swapped_for_a_symlink_after_the_check_is_not_followed(folders: R
     target.unlink()
     target.symlink_to(tmp_path / "secret")
     with pytest.raises(ToolError):
-        open_file(path, folders.roots, tool="read")
+        open_allowed_file(path, folders.roots, tool="read")
     with pytest.raises(ToolError, match="a symlink"):
-        replace_file(path, b"x", folders, tool="write")
+        replace_allowed_file(path, b"x", folders, tool="write")
     assert (tmp_path / "secret").read_text() == "secret"
 
 
@@ -147,11 +154,11 @@ def test_a_folder_swapped_for_a_symlink_after_the_check_is_not_followed(folders:
     inner.rename(folders.workspace / "moved")
     inner.symlink_to(outer)
     with pytest.raises(ToolError):
-        open_file(path, folders.roots, tool="read")
+        open_allowed_file(path, folders.roots, tool="read")
     with pytest.raises(ToolError):
-        replace_file(path, b"x", folders, tool="write")
+        replace_allowed_file(path, b"x", folders, tool="write")
     with pytest.raises(ToolError):
-        replace_file(path.parent / "new" / "b.txt", b"x", folders, tool="write")
+        replace_allowed_file(path.parent / "new" / "b.txt", b"x", folders, tool="write")
     assert sorted(os.listdir(outer)) == ["a.txt"]
     assert (outer / "a.txt").read_text() == "outer"
 
@@ -251,9 +258,9 @@ def test_files_outside_do_not_change_where_a_path_is_found(tmp_path: Path) -> No
     other.mkdir(parents=True)
     notes.write_text("given")
     folders = make_folders(tmp_path, other, notes)
-    assert resolve_readable(folders, "../notes") == find_readable(folders, "../notes") == notes
+    assert resolve_readable(folders, "../notes") == find_visible_path(folders, "../notes") == notes
     (tmp_path / "notes").write_text("outside")
-    assert resolve_readable(folders, "../notes") == find_readable(folders, "../notes") == notes
+    assert resolve_readable(folders, "../notes") == find_visible_path(folders, "../notes") == notes
 
 
 @pytest.mark.requirement("MASS-21")
@@ -264,11 +271,11 @@ def test_a_host_tool_finds_files_and_folders_in_the_roots(folders: RealFolders, 
     (tmp_path / "again").symlink_to(tmp_path)
     known = RealFolders(tmp_path / "again" / "workspace", (parent / "notes.txt",), folders.spills)
     for raw in ("src/a.py", "src/x/../a.py", str(home / "src" / "a.py"), f"{tmp_path}/again/workspace/src/a.py"):
-        assert find_readable(known, raw) == home / "src" / "a.py"
-    assert find_readable(folders, ".") == home and find_readable(folders, "notes.txt") == parent / "notes.txt"
-    assert find_readable(known, str(parent / "notes.txt")) == parent / "notes.txt"
+        assert find_visible_path(known, raw) == home / "src" / "a.py"
+    assert find_visible_path(folders, ".") == home and find_visible_path(folders, "notes.txt") == parent / "notes.txt"
+    assert find_visible_path(known, str(parent / "notes.txt")) == parent / "notes.txt"
     for raw in ("nope", "src/nope/a", "src/a.py/x", str(home / "nope"), str(parent / "nope")):
-        assert find_readable(folders, raw) is None
+        assert find_visible_path(folders, raw) is None
 
 
 @pytest.mark.requirement("MASS-21", "MASS-22")
@@ -280,7 +287,7 @@ def test_a_host_tool_says_nothing_about_files_outside(folders: RealFolders, tmp_
 
     def ask(raw: str) -> str:
         try:
-            return str(find_readable(folders, raw))
+            return str(find_visible_path(folders, raw))
         except OutsideRoots as error:
             return str(error)
 
@@ -304,7 +311,7 @@ def test_a_host_tool_follows_no_link(folders: RealFolders, tmp_path: Path, targe
     (folders.workspace / "loop").symlink_to(target.format(tmp_path))
     for raw in ("loop", "loop/secret", f"{folders.workspace}/loop/x"):
         with pytest.raises(ToolError, match=r"leads over a symlink: name what it points to$"):
-            find_readable(folders, raw)
+            find_visible_path(folders, raw)
 
 
 def test_our_own_state_in_a_project_is_not_readable(tmp_path: Path) -> None:

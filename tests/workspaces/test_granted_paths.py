@@ -22,7 +22,7 @@ from retinue.sandbox.builder import SandboxBuilder
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.sandbox.process import PreparedSandbox
 from retinue.testing import scripted
-from retinue.tools.paths import OutsideRoots, find_readable
+from retinue.tools.paths import OutsideRoots, find_visible_path
 from retinue.workspaces.run_folders import RunFolders, resolve_context_paths, resolve_remaining_paths
 from tests.sandbox.places import make_image, needs_bubblewrap, needs_containers
 from tests.supervisor.tree.kit import bodies, call, spawn
@@ -179,7 +179,7 @@ def test_a_granted_path_is_never_resolved_again(tmp_path: Path) -> None:
     (work / "d").mkdir(parents=True)
     [granted] = resolve_context_paths(["d"], base=str(work), follow=False)
     folders = RunFolders(f"{tmp_path}/own", f"{tmp_path}/ws", [granted], granted_paths=[granted])
-    assert folders.find_readable_paths() == [granted] and find_readable(folders, granted) == Path(granted)
+    assert folders.find_readable_paths() == [granted] and find_visible_path(folders, granted) == Path(granted)
     (work / "d").rmdir()
     (work / "d").symlink_to(secret)
     assert folders.find_readable_paths() == []
@@ -187,7 +187,7 @@ def test_a_granted_path_is_never_resolved_again(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"context_paths\[0\] leads over a symlink: 'd'"):
         resolve_context_paths(["d"], base=str(work), follow=False)
     with pytest.raises(OutsideRoots):  # the target of the link is no root of the run
-        find_readable(folders, str(secret / "s.txt"))
+        find_visible_path(folders, str(secret / "s.txt"))
     # A person may name a path over a link.
     assert resolve_context_paths(["d"], base=str(work)) == [str(secret)]
 

@@ -20,7 +20,13 @@ from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Execution, Folders, Outcome
 from retinue.core.unseen import reveal_line, reveal_text
 from retinue.tools.arguments import quote_text, read_argument, show_arguments
-from retinue.tools.paths import make_file_error, open_file, replace_file, resolve_readable, resolve_writable
+from retinue.tools.paths import (
+    make_file_error,
+    open_allowed_file,
+    replace_allowed_file,
+    resolve_readable,
+    resolve_writable,
+)
 from retinue.tools.truncate import HeadAndTail
 
 CHUNK = 64 * 1024
@@ -80,7 +86,7 @@ class Read(FileTool):
         first, count = _read_positive(call, "offset"), _read_positive(call, "limit")
         path = resolve_readable(folders, raw, tool=call.name)
         try:
-            with open_file(path, folders.roots, tool=call.name) as file:
+            with open_allowed_file(path, folders.roots, tool=call.name) as file:
                 return _read_lines(file, path, first or 1, count, stop=stop, tool=call.name)
         except OSError as error:
             raise make_file_error(call.name, raw, error) from error
@@ -108,7 +114,7 @@ class Write(FileTool):
         raw, data = _read_path(call), _read_bytes(call, "content")
         path = resolve_writable(folders, raw, tool=call.name)
         with _EDITING:
-            replace_file(path, data, folders, tool=call.name)
+            replace_allowed_file(path, data, folders, tool=call.name)
         return Outcome(f"wrote {raw} ({len(data)} bytes)")
 
     def preview(self, call: Call, folders: Folders) -> str:
@@ -146,7 +152,7 @@ class Edit(FileTool):
     def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
         with _EDITING:
             path, _, new = _plan_edit(call, folders)
-            replace_file(path, new, folders, tool=call.name)
+            replace_allowed_file(path, new, folders, tool=call.name)
         return Outcome(f"edited {_read_path(call)}")
 
     def preview(self, call: Call, folders: Folders) -> str:
@@ -212,7 +218,7 @@ def _plan_edit(call: Call, folders: Folders) -> tuple[Path, bytes, bytes]:
 
 def _read_whole(path: Path, folders: Folders, tool: str) -> bytes:
     try:
-        with open_file(path, [folders.workspace], tool=tool) as file:
+        with open_allowed_file(path, [folders.workspace], tool=tool) as file:
             data = file.read(EDIT_BYTES + 1)
     except OSError as error:
         raise make_file_error(tool, path, error) from error

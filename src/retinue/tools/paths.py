@@ -5,7 +5,7 @@ a symbolic link, so a path swapped after the check leads nowhere. This module ke
 tool needs the file.
 
 File tools execute where the run does, so they may resolve any path. A host tool sees more than a sandboxed run. It uses
-`find_readable`, which looks only below the run's roots.
+`find_visible_path`, which looks only below the run's roots.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def resolve_readable(folders: Folders, raw: str, *, tool: str = "read") -> Path:
     return path
 
 
-def find_readable(folders: Folders, raw: str, *, tool: str = "read") -> Path | None:
+def find_visible_path(folders: Folders, raw: str, *, tool: str = "read") -> Path | None:
     """Return the absolute path of a file or folder in the run's roots, or None if it does not exist there. Raises
     OutsideRoots for a path outside, and ToolError for a path that cannot be used.
 
@@ -93,19 +93,19 @@ def resolve_writable(folders: Folders, raw: str, *, tool: str = "write") -> Path
     return path
 
 
-def open_file(path: Path, roots: Sequence[Path], *, tool: str) -> BinaryIO:
+def open_allowed_file(path: Path, roots: Sequence[Path], *, tool: str) -> BinaryIO:
     """Open a regular file for reading. Any other kind of file is refused, and opening never blocks."""
     with _open_parent(path, roots, tool) as (folder, name):
         return os.fdopen(opening.open_regular_file(name, dir_fd=folder), "rb")
 
 
-def open_folder(path: Path, roots: Sequence[Path], *, tool: str) -> int:
+def open_allowed_folder(path: Path, roots: Sequence[Path], *, tool: str) -> int:
     """Open a folder for listing; the caller closes the descriptor."""
     with _open_parent(path, roots, tool) as (folder, name):
         return opening.open_folder(name, dir_fd=folder)
 
 
-def replace_file(path: Path, data: bytes, folders: Folders, *, tool: str) -> None:
+def replace_allowed_file(path: Path, data: bytes, folders: Folders, *, tool: str) -> None:
     """Replace a whole file at once, keeping its mode. Create the file and its folders if they do not exist.
 
     A hard link to the old file keeps the old content."""

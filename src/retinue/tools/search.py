@@ -22,7 +22,7 @@ from retinue.core.rules import matches_path
 from retinue.files.reserved import GIT_FOLDER, STATE_FOLDER
 from retinue.tools.arguments import quote_text, read_argument
 from retinue.tools.files import FileTool, is_binary
-from retinue.tools.paths import open_file, open_folder, resolve_readable
+from retinue.tools.paths import open_allowed_file, open_allowed_folder, resolve_readable
 from retinue.tools.truncate import truncate_text
 
 MAX_FILES = 1000
@@ -177,7 +177,7 @@ def _is_hidden(top: Path, parts: tuple[str, ...], folders: Folders) -> bool:
 def _walk_files(top: Path, folders: Folders, stop: threading.Event, tool: str) -> Iterator[tuple[str, ...]]:
     """Yield the files below a folder in name order, as path parts. For a file, yield one empty tuple."""
     if not top.is_dir():
-        open_file(top, folders.roots, tool=tool).close()
+        open_allowed_file(top, folders.roots, tool=tool).close()
         yield ()
         return
     waiting: list[tuple[tuple[str, ...], bool]] = [((), True)]
@@ -196,7 +196,7 @@ def _walk_files(top: Path, folders: Folders, stop: threading.Event, tool: str) -
 
 
 def _list_folder(folder: Path, folders: Folders, tool: str) -> list[tuple[str, bool]]:
-    fd = open_folder(folder, folders.roots, tool=tool)
+    fd = open_allowed_folder(folder, folders.roots, tool=tool)
     try:
         with os.scandir(fd) as entries:
             found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries if _is_listed(entry)]
@@ -215,7 +215,7 @@ def _find_matches(path: Path, regex: Any, folders: Folders, tool: str) -> Iterat
     """Yield the matching lines of one file with their numbers. A large, binary or unreadable file yields none."""
     try:
         real = resolve_readable(folders, str(path), tool=tool)
-        with open_file(real, folders.roots, tool=tool) as file:
+        with open_allowed_file(real, folders.roots, tool=tool) as file:
             data = b"" if os.fstat(file.fileno()).st_size > GREP_BYTES else file.read(GREP_BYTES)
     except (OSError, ToolError):
         return

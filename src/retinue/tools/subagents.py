@@ -34,7 +34,7 @@ from retinue.protocol.subagent_tools import (
     take_page,
 )
 from retinue.tools.arguments import read_argument, show_arguments
-from retinue.tools.paths import OutsideRoots, find_readable
+from retinue.tools.paths import OutsideRoots, find_visible_path
 from retinue.tools.truncate import truncate_text
 
 SHORTEST_ANSWER = 512
@@ -179,7 +179,7 @@ def _check_path(index: int, path: str, folders: Folders) -> str:
     """Return a context path made absolute. Raises ToolError unless the path exists and the parent may read it."""
     refused = f"Task at index {index} has a context_path it may not have"
     try:
-        found = find_readable(folders, path)
+        found = find_visible_path(folders, path)
     except OutsideRoots as error:
         raise ToolError(f"{refused}: {error}. {words.GRANT_HINT}") from None
     except ToolError as error:
