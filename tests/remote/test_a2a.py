@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from a2a.server.agent_execution import RequestContext
-from a2a.server.routes import create_agent_card_routes
+from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
 from a2a.server.tasks import TaskUpdater
 from a2a.types import (
     AgentCapabilities,
@@ -20,8 +20,10 @@ from a2a.types import (
     OAuth2SecurityScheme,
     OAuthFlows,
     Part,
+    Role,
     SecurityScheme,
     StreamResponse,
+    TaskArtifactUpdateEvent,
     TaskState,
     TaskStatus,
     TaskStatusUpdateEvent,
@@ -58,7 +60,7 @@ from retinue.core.secrets import forget_secret, hide_secret
 from retinue.remote.a2a import adapter
 from retinue.remote.a2a.updates import UpdateFold
 from retinue.supervisor.supervisor import Supervisor
-from tests.remote.a2a_kit import Proxy, answer_as_seed, bind, make_card, run_app, say, serve_agent
+from tests.remote.a2a_kit import Hand, Proxy, answer_as_seed, bind, make_card, run_app, say, serve_agent
 
 
 @asynccontextmanager
@@ -347,6 +349,60 @@ async def test_what_an_agent_said_while_the_connection_was_lost_is_not_lost(tmp_
             events = await read_run(run)
     assert bodies(events, RunEnded)[0].final_response == "one two three four" and agent.asked == ["go"]
     assert len(bodies(events, ToolCall)) == len(bodies(events, ToolResult)) == 1
+
+
+class Resumed(Hand):
+    """A foreign agent whose stream breaks after two chunks. Its state, as fetched then, and the chunks sent after it do
+    not fit together: `before` is the text of the state, `after` the chunks."""
+
+    def __init__(self, before: str, after: list[str]) -> None:
+        super().__init__()
+        self.before, self.after = before, after
+        self.has_ended = False
+        self.status = TaskStatus(state=TaskState.TASK_STATE_WORKING)
+        self.status.message.CopyFrom(Words(message_id="m", role=Role.ROLE_AGENT, parts=[Part(text="Thinking...")]))
+
+    async def on_message_send_stream(self, params: Any, context: Any) -> Any:
+        yield A2aTask(id="t", context_id="c", status=TaskStatus(state=TaskState.TASK_STATE_SUBMITTED))
+        for word in ("one ", "two "):
+            yield self.make_chunk(word)
+
+    async def on_get_task(self, params: Any, context: Any) -> Any:
+        text = "one two three four" if self.has_ended else self.before
+        status = TaskStatus(state=TaskState.TASK_STATE_COMPLETED) if self.has_ended else self.status
+        artifact = Artifact(artifact_id="a", parts=[Part(text=text)])
+        return A2aTask(id="t", context_id="c", status=status, artifacts=[artifact])
+
+    async def on_subscribe_to_task(self, params: Any, context: Any) -> Any:
+        yield await self.on_get_task(params, context)
+        yield TaskStatusUpdateEvent(task_id="t", context_id="c", status=self.status)
+        for word in self.after:
+            yield self.make_chunk(word)
+        self.has_ended = True
+        done = TaskStatus(state=TaskState.TASK_STATE_COMPLETED)
+        yield TaskStatusUpdateEvent(task_id="t", context_id="c", status=done)
+
+    def make_chunk(self, text: str) -> TaskArtifactUpdateEvent:
+        artifact = Artifact(artifact_id="a", parts=[Part(text=text)])
+        return TaskArtifactUpdateEvent(task_id="t", context_id="c", artifact=artifact, append=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("one two three ", ["three ", "four"]), ("one two ", ["four"])],
+    ids=["a chunk comes twice", "a chunk never comes"],
+)
+async def test_an_answer_after_a_lost_connection_is_the_one_that_the_agent_has(
+    tmp_path: Path, before: str, after: list[str]
+) -> None:
+    bound, url = bind()
+    card = make_card(url)
+    routes = [*create_agent_card_routes(card), *create_jsonrpc_routes(Resumed(before, after), "/")]
+    async with run_app(routes, bound), supervise(tmp_path) as supervisor:
+        run = await supervisor.spawn(make_profile(url, reconnect_timeout=30.0), Task("go"))
+        events = await read_run(run)
+    assert [ending.final_response for ending in bodies(events, RunEnded)] == ["one two three four"]
+    assert [said.text for said in bodies(events, Message) if not said.final] == ["Thinking..."]
 
 
 @pytest.mark.parametrize("wire", [(version, way) for version in ("1.0", "0.3") for way in ("JSONRPC", "HTTP+JSON")])

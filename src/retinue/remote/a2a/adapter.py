@@ -50,7 +50,7 @@ from retinue.protocol.a2a import (
 )
 from retinue.protocol.notices import remove_plans
 from retinue.remote.a2a.connection import PeerConnection, Unreachable
-from retinue.remote.a2a.updates import UpdateFold
+from retinue.remote.a2a.updates import ENDINGS, UpdateFold
 from retinue.remote.port import STARTED, Capabilities, RemoteRequest, Report, Undelivered, make_report
 
 NAME_CHARACTERS = 300
@@ -259,7 +259,8 @@ class A2aRun:
                 yield update
 
     async def _follow_foreign(self, client: Any, *, streaming: bool) -> AsyncIterator[StreamResponse]:
-        """Fetch the state of a foreign task and follow it from there."""
+        """Fetch the state of a foreign task and follow it from there. When the task ends, fetch its state again: no
+        agent says where in its updates a state stands, so the updates after it may repeat a text or lack one."""
         yield StreamResponse(task=await self._look_up(client))
         if self._fold.has_ended or self._fold.needs_input or not streaming:
             return
@@ -267,6 +268,9 @@ class A2aRun:
             async for update in client.subscribe(
                 SubscribeToTaskRequest(id=self._known.task), context=await self._make_context()
             ):
+                if update.HasField("status_update") and update.status_update.status.state in ENDINGS:
+                    with suppress(A2AError, A2AClientError, httpx.HTTPError):  # then the update has to do
+                        yield StreamResponse(task=await self._look_up(client))
                 yield update
         except (UnsupportedOperationError, MethodNotFoundError):
             async for update in self._poll(client):

@@ -96,9 +96,9 @@ class UpdateFold:
         elif kind == "task":
             yield from self._apply_task(found)
         elif kind == "status_update":
-            texts = _list_texts(found.status.message)
-            self._hear(found.status.message.message_id or "\n".join(texts)[:NAME_CHARACTERS])
-            yield from self._apply_status(found.status, texts)
+            message, state = found.status.message, found.status.state
+            is_new = self._hear_message(message) or not message.message_id or state in _TOLD_AGAIN
+            yield from self._apply_status(found.status, _list_texts(message) if is_new else [])
         else:
             self._hear(found.artifact.artifact_id)
             yield from self._apply_artifact(found.artifact, append=found.append)
@@ -112,15 +112,20 @@ class UpdateFold:
     def _apply_task(self, task: Task) -> Iterator[Report]:
         """Apply a snapshot of the task: the first event of a stream, or the result of a lookup."""
         for message in task.history:
-            if message.role == Role.ROLE_AGENT and message.message_id and self._hear(message.message_id):
+            if message.role == Role.ROLE_AGENT and message.message_id and self._hear_message(message):
                 for text in _list_texts(message):
                     yield from self._take_text(text)
         for artifact in task.artifacts:
             if self._hear(artifact.artifact_id) or artifact.name not in NOTICE_ARTIFACTS:
                 yield from self._apply_artifact(artifact, append=False)
-        texts = _list_texts(task.status.message)
-        is_new = self._hear(task.status.message.message_id or "\n".join(texts)[:NAME_CHARACTERS])
-        yield from self._apply_status(task.status, texts if is_new or task.status.state in _TOLD_AGAIN else [])
+        is_new = self._hear_message(task.status.message) or task.status.state in _TOLD_AGAIN
+        yield from self._apply_status(task.status, _list_texts(task.status.message) if is_new else [])
+
+    def _hear_message(self, message: Message) -> bool:
+        """Record a message. Return True if it is new. Messages with one id and different texts are different, because
+        some agents reuse an id."""
+        text = "\n".join(_list_texts(message))
+        return self._hear(f"{message.message_id}\n{text}"[:NAME_CHARACTERS])
 
     def _hear(self, name: str) -> bool:
         """Record a message or artifact that may arrive again. Return True if it is new."""
