@@ -50,7 +50,7 @@ async def find_run(
     found = _choose_runs(own, name) or _choose_runs(runs, name)
     if not found:
         if not await log.count_trees():
-            raise NotFound(_explain_nothing(log, problems))
+            raise NotFound(f"no run is called '{name}': {_explain_nothing(log, problems)}")
         hint = await _find_similar(log, name)
         raise NotFound(f"no run is called '{name}'{hint}; `retinue ps --all` lists them")
     if live and len(found) > 1:

@@ -55,7 +55,7 @@ from tests.surfaces.cli.shell import BOUND_BY_MODES, SOURCE, Project, one_line_e
         (["run", "x", "--profile", "explorr"], "unknown profile 'explorr'"),
         (["run", "x\x1b[2J", "--model", "\x1b[31mred"], "\\x1b[31mred"),
         (["show"], "there are no runs in "),
-        (["tail", "nothing"], "there are no runs in "),
+        (["tail", "nothing"], "no run is called 'nothing': there are no runs in "),
         (["tail", "--after", "-1"], "--after: must be a whole number of 0 or more"),
         (["completion", "tcsh"], "invalid choice: 'tcsh'"),
     ],
