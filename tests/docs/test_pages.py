@@ -103,6 +103,20 @@ def test_the_words_of_the_code_are_classes_of_the_linked_modules() -> None:
         assert f"\nclass {word}" in (page.parent / link).read_text(), word
 
 
+def test_the_followed_run_names_what_the_linked_modules_define() -> None:
+    page = ROOT / "docs/architecture.md"
+    followed = page.read_text().partition("\n## One run, ")[2].partition("\n## ")[0]
+    names = re.findall(r"\[`([\w.]+)`\]\(([^)]+\.py)\)", followed)
+    assert {"execute_run", "make_supervisor", "spawn_primary", "run_turns", "run_tool_call"} <= {n for n, _ in names}
+    for name, link in names:
+        tree = ast.parse((page.parent / link).read_text())
+        owner, _, method = name.rpartition(".")
+        found = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner]
+        inside = found[0].body if owner else list(ast.walk(tree))
+        defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        assert any(isinstance(node, defined) and node.name == method for node in inside), name
+
+
 def test_every_decision_is_linked() -> None:
     linked = {
         (page.parent / link).resolve() for page in [*GUIDES, ROOT / "CONTRIBUTING.md"] for link in find_links(page)
