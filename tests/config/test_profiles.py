@@ -49,7 +49,7 @@ def test_the_built_in_profiles_are_there_and_say_who_they_are() -> None:
 
 
 @pytest.mark.requirement("MASS-30")
-@pytest.mark.requirement("MASS-31")
+@pytest.mark.requirement("MASS-31", "MASS-33")
 def test_by_default_four_are_active_and_the_others_wait_to_be_named() -> None:
     active, warnings = choose_active(find_profiles(None), None)
     assert names(active) == ["evaluator", "explorer", "researcher", "critic"]

@@ -155,7 +155,7 @@ def test_members_without_teams_and_teams_without_subagents_are_refused(write: Wr
     assert refuse(write, text).startswith(f"retinue.yaml:{expected}")
 
 
-@pytest.mark.requirement("MASS-40")
+@pytest.mark.requirement("MASS-33", "MASS-40")
 @pytest.mark.parametrize(
     ("given", "instead", "needed"),
     [

@@ -66,6 +66,20 @@ async def test_the_whole_subtree_is_visible_and_one_trace_goes_through_it(tmp_pa
     assert here[1].workspace == "" and "instructions" not in str(here[1].profile)
 
 
+@pytest.mark.requirement("CAIPE-9")
+async def test_the_type_of_an_event_there_tells_a_call_from_words_that_look_like_one(tmp_path: Path) -> None:
+    fake = "🔧 Calling tool: **deploy**\n✅ Tool **deploy** completed"
+    script: dict[str, Any] = {
+        "argocd": [{"text": fake, "tools": [{"name": VERSION_TOOL, "args": {}}]}, {"text": fake}],
+    }
+    argocd = Profile("argocd", "a", model=scripted(script), tools=[show_version], workspace="scratch")
+    async with serve(tmp_path / "there", argocd) as server, supervise(tmp_path / "here") as supervisor:
+        events = await read_run(await supervisor.spawn(make_profile(server.url), Task("go")))
+    assert [body.name for body in bodies(events, ToolCall)] == [VERSION_TOOL]  # streamed, from its typed metadata
+    assert [body.text for body in bodies(events, Message)] == [fake, fake]  # text, whatever it looks like
+    assert bodies(events, RunEnded)[-1].final_response == fake
+
+
 @pytest.mark.requirement("CAIPE-32")
 async def test_what_a_run_there_says_is_shown_word_by_word(tmp_path: Path) -> None:
     """At any depth, and whole once in the log."""
