@@ -26,7 +26,7 @@ from retinue.core.plans import HostTool, Plan, RoundsPlan, Runtime
 from retinue.core.ports import ServerTools, Tool
 from retinue.core.profiles import Profile, RuntimeName, Task, Team, make_team
 from retinue.core.results import FINAL_ANSWER
-from retinue.core.rounds import PACKET_FILE, TASKS_FILE, check_rounds
+from retinue.core.rounds import PACKET_FILE, TASKS_FILE, Rounds, check_rounds
 from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
 from retinue.core.team_members import ROUND_EVALUATOR, MemberChoice, TeamSettings, check_task_model, resolve_members
@@ -161,21 +161,15 @@ class ProfilePlanner:
 
     def _make_plan(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool, can_spawn: bool) -> Plan:
         is_member = parent is not None and parent.team is not None
-        if profile.subagent_agents and not self.teams.enabled:
-            raise ConfigError(TEAMS_OFF.format(name=profile.name))
         evaluates = _is_managed_evaluator(profile, parent)
+        self._check_task(profile, task, parent, evaluates=evaluates)
         if evaluates:  # its files are read from a folder that no other run writes
             profile = replace(profile, workspace="scratch")
-        if task.rounds is not None:
-            speaks = profile.has_model and profile.output is None
-            check_rounds(profile.name, is_primary=parent is None, speaks=speaks)
         # If all primaries, or the primary of this tree, work in rounds, only Retinue itself may spawn the evaluator.
         reserves_evaluator = self.has_rounds or task.rounds is not None
         reserves_evaluator = reserves_evaluator or (parent is not None and parent.reserves_evaluator)
         if isinstance(profile, Team):
             return self._plan_team(profile, task, parent, given=given, reserves_evaluator=reserves_evaluator)
-        if task.refine and not is_member and not evaluates:
-            raise ConfigError(NO_TEAM.format(name=profile.name))
         tools, host = self._make_tools(profile, parent, given=given)
         children = self._list_children(tools)
         _bind_subagent_tools(tools, children, can_spawn=can_spawn, reserves_evaluator=reserves_evaluator)
@@ -189,11 +183,7 @@ class ProfilePlanner:
         lacks: Sequence[tuple[str, str]] = ()
         if self.servers is not None and (profile.tools is not None or parent is None):  # else the parent reports them
             lacks = self.servers.lacks(profile.tools)
-        rounds = None
-        if task.rounds is not None:
-            evaluator = self._profiles.get(ROUND_EVALUATOR) or self.find_evaluator()
-            has_novelty = any(child.name.casefold() == NOVELTY for child in children)
-            rounds = RoundsPlan(rounds=task.rounds, evaluator=evaluator, has_novelty=has_novelty)
+        rounds = None if task.rounds is None else self._plan_rounds(task.rounds, children)
         if is_member:
             tools |= TEAM_TOOLS
         elif rounds is not None:
@@ -233,6 +223,22 @@ class ProfilePlanner:
             reserves_evaluator=reserves_evaluator,
             handed_files=_list_handed_files(profile, parent),
         )
+
+    def _check_task(self, profile: Profile, task: Task, parent: Plan | None, *, evaluates: bool) -> None:
+        """Raise ConfigError if a profile cannot do what a task asks for: a team, rounds or a refinement by votes."""
+        if profile.subagent_agents and not self.teams.enabled:
+            raise ConfigError(TEAMS_OFF.format(name=profile.name))
+        if task.rounds is not None:
+            speaks = profile.has_model and profile.output is None
+            check_rounds(profile.name, is_primary=parent is None, speaks=speaks)
+        is_member = parent is not None and parent.team is not None
+        if task.refine and not (isinstance(profile, Team) or is_member or evaluates):
+            raise ConfigError(NO_TEAM.format(name=profile.name))
+
+    def _plan_rounds(self, rounds: Rounds, children: Sequence[Profile]) -> RoundsPlan:
+        evaluator = self._profiles.get(ROUND_EVALUATOR) or self.find_evaluator()
+        has_novelty = any(child.name.casefold() == NOVELTY for child in children)
+        return RoundsPlan(rounds=rounds, evaluator=evaluator, has_novelty=has_novelty)
 
     def _choose_place(
         self, profile: Profile, parent: Plan | None
