@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +44,7 @@ from retinue.workspaces.run_folders import StateFolder
 
 if TYPE_CHECKING:
     from retinue.agent.replay import Replay
+    from retinue.control.notifications import Notifier
     from retinue.core.records import ReplayableTree, RunRecord
     from retinue.tools.mcp.servers import McpServers
 
@@ -116,15 +117,20 @@ def make_supervisor(parts: Parts, agents: RemoteAgents | None = None) -> Supervi
     if reporting is not None:
         reporting.attach(supervisor, supervisor)
     if parts.notify_command:
-        from retinue.control.notifications import Notifier  # else a run loads nothing of control/
-
-        def warn(question: Approval, text: str) -> None:
-            supervisor.warn_run(question.tree, question.run, text, code="notify")
-
-        notifier = Notifier(parts.notify_command, parts.project, warn)
-        notifier.follow(supervisor.watch_questions())
-
+        notifier = _start_notifier(parts.notify_command, parts.project, supervisor)
     return supervisor
+
+
+def _start_notifier(command: Sequence[str], project: Path, supervisor: Supervisor) -> Notifier:
+    """Run `command` for every open question of the supervisor from now on."""
+    from retinue.control.notifications import Notifier  # a run without it loads nothing of control/
+
+    def warn(question: Approval, text: str) -> None:
+        supervisor.warn_run(question.tree, question.run, text, code="notify")
+
+    notifier = Notifier(command, project, warn)
+    notifier.follow(supervisor.watch_questions())
+    return notifier
 
 
 def open_control(parts: Parts) -> Control:

@@ -1,9 +1,10 @@
 """The port for remote runs: the interface of an adapter for runs whose loop is not ours, and the reports of its peer.
 
-An adapter turns the messages of one kind of peer (an MCP server, a host behind an outbox, an A2A or ACP agent) into
-`Report`s, and our commands into messages. It knows no tree and writes no event. Every report passes a
-`ReportValidator`; then the supervisor's adoption turns it into events of our runs. The peer's runs are named by the
-ids that the peer gives them; the requested run is `STARTED`.
+An adapter turns the messages of one kind of peer (a host behind an outbox, an A2A or ACP agent) into `Report`s, and our
+commands into messages. It knows no tree and writes no event. The MCP servers behind the collector need no adapter: they
+report the runs they start without being asked. Every report, theirs too, passes a `ReportValidator`; then the
+supervisor's adoption turns it into events of our runs. The peer's runs are named by the ids that the peer gives them;
+the requested run is `STARTED`.
 """
 
 from __future__ import annotations
