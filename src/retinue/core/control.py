@@ -209,10 +209,11 @@ class Control(Protocol):
         raise ConfigError."""
 
     async def list_copies(self, tree: str, run: int | None = None) -> list[RunCopy]:
-        """Return the copied workspaces of all runs of a tree, or only those that `run` stands for: its own, or that of
-        its presenter if it is a team. A primary without a copy stands for the copies of the project used below it. The
-        list is empty for a run that never needed its copy. Raises ConfigError for a run that works in no copy.
-        In a list of all runs, a copy that cannot be read has a `problem`; for one `run`, RetinueError is raised."""
+        """Return the copied workspaces of all runs of a tree, or those that a command about `run` covers.
+
+        These are the run's own copy, for a team the copy of its presenter, and for a primary without a copy all copies
+        of the project below it. The list is empty for a run that never needed its copy. Raises ConfigError for a run
+        that works in no copy. A copy that cannot be read has a `problem`; with `run`, RetinueError is raised."""
 
     async def changes(self, tree: str, run: int = 0) -> Changes:
         """Return the changes of an ended run in its copied workspace, without those that were applied before its end.

@@ -222,8 +222,8 @@ def _make_profile(kept: _StoredProfile, tools: list[str] | None) -> Profile:
 
 
 def _make_gone_client(kept: _StoredProfile, spawned: RunSpawned, given: Profile | None) -> Profile:
-    """Return the profile of a client that is gone, with its tools, which bound those of its subagents. Python functions
-    among them come from a Python profile with the client's name, if one is given again."""
+    """Return the profile of a client that is gone. It keeps the client's tools, because its subagents may have no
+    others. Python functions come from a Python profile with the client's name, if one is given again."""
     tools = given.tools if given is not None and given.source == PYTHON else _list_tools(spawned)
     return Profile(kept.name, call=end_client, description=kept.description, tools=tools)
 
