@@ -143,9 +143,9 @@ class Blocks:
         key = event.tree, event.run
         seen = self._runs.get(key)
         if seen is None:
-            seen = self._runs[key] = self._begin(event)
+            seen = self._runs[key] = self._start_run(event)
             self._alive[event.tree, event.agent].add(event.run)
-        block = self._block(event, seen)
+        block = self._apply_body(event, seen)
         if isinstance(event.body, RunEnded):
             if seen.team is not None:  # a team has no turns or tokens of its own
                 seen.team.turns += seen.turns
@@ -155,7 +155,7 @@ class Blocks:
             self._alive[event.tree, event.agent].discard(event.run)
         return block
 
-    def _begin(self, event: Event) -> _Seen:
+    def _start_run(self, event: Event) -> _Seen:
         """Return the state of a new run. A child at the depth of its parent is a member of a team."""
         if not isinstance(event.body, RunSpawned):
             return _Seen()
@@ -175,62 +175,64 @@ class Blocks:
                 seen.team, parent.is_team = parent, True
         return seen
 
-    def _block(self, event: Event, seen: _Seen) -> Block | None:
+    def _apply_body(self, event: Event, seen: _Seen) -> Block | None:
         match event.body:
             case UsageReported(usage=usage):
                 seen.tokens += usage.total_tokens
             case TurnStarted() | Message() | Inbox() | Thinking():
-                return self._words(event, seen)
+                return self._make_words_block(event, seen)
             case ToolCall() as call:
-                return self._call(event, seen, call)
+                return self._make_call_block(event, seen, call)
             case ToolResult() as result:
-                return self._result(event, seen, result)
+                return self._make_result_block(event, seen, result)
             case ApprovalAsked() as asked:
                 seen.asked[asked.approval_id] = asked
                 spans, body = make_question_spans(asked.label, asked.tool, asked.args), format_question_body(asked)
-                return _about(event, seen, spans, body)
+                return _make_block(event, seen, spans, body)
             case ApprovalDecided() as decided:
-                return _decision(event, seen, decided)
+                return _make_decision_block(event, seen, decided)
             case Warned(text=text):
-                return _about(event, seen, (("bad", "⚠ "), *self._who(event, seen), ("plain", text)), line=True)
+                return _make_block(
+                    event, seen, (("bad", "⚠ "), *self._name_run(event, seen), ("plain", text)), line=True
+                )
             case Gap(count=count, reason=reason):
-                return _about(
+                return _make_block(
                     event, seen, (("bad", "⚠ "), ("plain", f"{count} events are missing: {reason}")), line=True
                 )
             case AnswerGiven() | VoteCast() | AnswersShown() | MemberLost() | TeamDecided():
-                return self._team(event, seen, event.body)
+                return self._make_team_block(event, seen, event.body)
             case RunWaiting() as waiting:
-                return self._waiting(event, seen, waiting)
+                return self._make_waiting_block(event, seen, waiting)
             case RunEnded() as ended:
-                return self._ending(event, seen, ended)
+                return self._make_ending_block(event, seen, ended)
             case RunSpawned() | RunResumed() if event.run != 0:
-                return _lifecycle(event, seen)
-        return self._round(event, seen, event.body) if isinstance(event.body, RoundFact) else None
+                return _make_state_block(event, seen)
+        return self._make_round_block(event, seen, event.body) if isinstance(event.body, RoundFact) else None
 
-    def _words(self, event: Event, seen: _Seen) -> Block | None:
+    def _make_words_block(self, event: Event, seen: _Seen) -> Block | None:
         """Return the block of a thought, a message or inbox text. A reply without tool calls is held, because the
         final answer will contain it unless newer words of the user supersede it."""
         match event.body:
             case TurnStarted(turn=turn):
                 seen.turns = turn
-                return self._supersede(event, seen)
+                return self._make_superseded_block(event, seen)
             case Thinking(text=text) if text:  # a redacted thought has no text
-                return self._titled(event, seen, "thought trace", text)
+                return self._make_titled_block(event, seen, "thought trace", text)
             case Message(text=text, final=False):
                 seen.shown = text
-                return self._titled(event, seen, "message", text)
+                return self._make_titled_block(event, seen, "message", text)
             case Message(text=text, host=False) if text:
                 seen.held.append(text)
             case Inbox(text=text, source=source):
                 seen.has_user_words |= source in USER_WORDS
                 seen.superseded |= seen.has_user_words or source == REMINDER
                 title = "inbox of the side that asked" if source == ASKER else "inbox"
-                return self._titled(event, seen, title, text)
+                return self._make_titled_block(event, seen, title, text)
         return None
 
-    def _supersede(self, event: Event, seen: _Seen) -> Block | None:
-        """Return a block of the held replies if the run has read newer words: its final answer will not contain
-        them."""
+    def _make_superseded_block(self, event: Event, seen: _Seen) -> Block | None:
+        """Return a block of the held replies if the run has read newer words, because its final answer will not
+        contain them."""
         held, superseded = seen.held, seen.superseded
         seen.superseded = False
         if seen.has_user_words:  # only words of the user start a new answer
@@ -240,9 +242,9 @@ class Blocks:
         if not (held and superseded):
             return None
         seen.held = []
-        return self._titled(event, seen, "message", "\n\n".join(held))
+        return self._make_titled_block(event, seen, "message", "\n\n".join(held))
 
-    def _team(self, event: Event, seen: _Seen, fact: TeamFact) -> Block | None:
+    def _make_team_block(self, event: Event, seen: _Seen, fact: TeamFact) -> Block | None:
         """Return the block of a team event. An answer that the member gave as text is shown only here."""
         who: tuple[Span, ...] = (("label", f"[{seen.label}] "),) if event.run else ()
         told = make_team_spans(fact)
@@ -251,33 +253,33 @@ class Blocks:
         mark: Span = ("bad", "⚠ ") if isinstance(fact, MemberLost) else ("mark", "◇ ")
         spans = (mark, *who, *told)
         if not isinstance(fact, AnswerGiven):
-            return _about(event, seen, spans, line=True, brief=spans)
+            return _make_block(event, seen, spans, line=True, brief=spans)
         member = self._runs.get((event.tree, fact.member_run))
         if member is not None:
             member.told, member.held = [*member.told, *member.held], []
-        return _about(event, seen, spans, fact.text, brief=spans)
+        return _make_block(event, seen, spans, fact.text, brief=spans)
 
-    def _round(self, event: Event, seen: _Seen, fact: RoundFact) -> Block:
+    def _make_round_block(self, event: Event, seen: _Seen, fact: RoundFact) -> Block:
         """Return the block of a round event. The last possible answer has no body here: it is shown as the final
         answer of the run."""
         spans: tuple[Span, ...] = (("mark", "◇ "), *make_round_spans(fact))
         if not isinstance(fact, RoundAnswered):
-            return _about(event, seen, spans, line=True, brief=spans)
+            return _make_block(event, seen, spans, line=True, brief=spans)
         seen.held = []
         is_last = seen.rounds is not None and fact.round == seen.rounds.answers
-        return _about(event, seen, spans, "" if is_last else fact.text, line=is_last, brief=spans)
+        return _make_block(event, seen, spans, "" if is_last else fact.text, line=is_last, brief=spans)
 
-    def _waiting(self, event: Event, seen: _Seen, waiting: RunWaiting) -> Block | None:
+    def _make_waiting_block(self, event: Event, seen: _Seen, waiting: RunWaiting) -> Block | None:
         """Return the block of an answer in a conversation, with the reason if the turn ended without one."""
         held, seen.held, seen.superseded = seen.held, [], False
         seen.told = [*seen.told, *held]
         why = "" if waiting.after == "answered" else waiting.after + (f": {waiting.text}" if waiting.text else "")
         if not held:
-            return _about(event, seen, (("bad", "⚠ "), ("plain", why)), line=True) if why else None
+            return _make_block(event, seen, (("bad", "⚠ "), ("plain", why)), line=True) if why else None
         body = "\n\n".join([*held, f"[{why}]"] if why else held)
-        return self._titled(event, seen, "message", body)
+        return self._make_titled_block(event, seen, "message", body)
 
-    def _ending(self, event: Event, seen: _Seen, ended: RunEnded) -> Block | None:
+    def _make_ending_block(self, event: Event, seen: _Seen, ended: RunEnded) -> Block | None:
         """Return the block of a run's ending, with the texts that no other block shows: replies missing in the answer,
         and answers of background children that nobody fetched."""
         parts = seen.list_unshown(ended)
@@ -293,11 +295,11 @@ class Blocks:
             parts = [*parts, *seen.unfetched.values()]
         body = "\n\n".join(parts)
         if event.run != 0:
-            block = _lifecycle(event, seen)
+            block = _make_state_block(event, seen)
             return structs.replace(block, body=body, line=False) if body else block
-        return self._titled(event, seen, "message", body) if body else None
+        return self._make_titled_block(event, seen, "message", body) if body else None
 
-    def _who(self, event: Event, seen: _Seen) -> tuple[Span, ...]:
+    def _name_run(self, event: Event, seen: _Seen) -> tuple[Span, ...]:
         """Return the agent's name as spans, with the label if another run of this agent is alive; nothing for the
         primary."""
         if event.run == 0:
@@ -306,10 +308,10 @@ class Blocks:
         label: tuple[Span, ...] = (("label", f"[{seen.label}] "),) if others and seen.label else ()
         return (("name", f"{event.agent} "), *label)
 
-    def _titled(self, event: Event, seen: _Seen, title: str, body: str) -> Block:
-        return _about(event, seen, (("mark", "#### "), *self._who(event, seen), ("plain", title)), body)
+    def _make_titled_block(self, event: Event, seen: _Seen, title: str, body: str) -> Block:
+        return _make_block(event, seen, (("mark", "#### "), *self._name_run(event, seen), ("plain", title)), body)
 
-    def _call(self, event: Event, seen: _Seen, call: ToolCall) -> Block | None:
+    def _make_call_block(self, event: Event, seen: _Seen, call: ToolCall) -> Block | None:
         seen.tools += 1
         seen.calls[call.call_id] = call
         if call.name == FINAL_ANSWER or (seen.has_team_events and is_team_call(call)):
@@ -320,9 +322,9 @@ class Blocks:
             args = code
         else:
             args = reformat_json(call.raw) if call.raw else format_json(call.args)
-        return self._titled(event, seen, f"[tool call]{timeout}", f"{call.name}\n{args}")
+        return self._make_titled_block(event, seen, f"[tool call]{timeout}", f"{call.name}\n{args}")
 
-    def _result(self, event: Event, seen: _Seen, result: ToolResult) -> Block | None:
+    def _make_result_block(self, event: Event, seen: _Seen, result: ToolResult) -> Block | None:
         call = seen.calls.pop(result.call_id, None)
         for number in result.gives:
             for (tree, _), other in self._runs.items():
@@ -337,9 +339,9 @@ class Blocks:
             title = (("plain", "Code execution output:"),)
         summary = summarize_result(result.name, result.text, result.success, spoken=True)
         said: Span = ("plain" if result.success else "bad", summary)
-        who = self._who(event, seen)
+        who = self._name_run(event, seen)
         brief = (*who, *make_call_spans(result.name, args), ("plain", " -> "), said)
-        return _about(
+        return _make_block(
             event, seen, (("mark", "#### "), *who, *title), reformat_json(result.text), brief=brief, call=call
         )
 
@@ -349,11 +351,11 @@ def is_team_call(call: ToolCall) -> bool:
     return call.waits and call.name in TEAM_TOOLS
 
 
-def _about(event: Event, seen: _Seen, spans: tuple[Span, ...], body: str = "", **more: Any) -> Block:
+def _make_block(event: Event, seen: _Seen, spans: tuple[Span, ...], body: str = "", **more: Any) -> Block:
     return Block(event.kind, spans, body, seen.label, **more)
 
 
-def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | None:
+def _make_decision_block(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | None:
     asked, call = seen.asked.pop(decided.approval_id, None), seen.calls.get(decided.call_id)
     if asked is None and decided.allowed and decided.rule:
         return None  # a rule allowed the call: nothing to show
@@ -370,9 +372,9 @@ def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | No
         reach = "" if decided.rule else _REACH.get(decided.scope, "")  # `by` already names the rule
         how = reach + (", with edited arguments" if decided.args is not None else "")
         spans = (("good", "✓ approved"), *about, ("plain", how))
-        return _about(event, seen, spans, line=True)
+        return _make_block(event, seen, spans, line=True)
     reason: Span = ("plain", f": {decided.reason}" if decided.reason else "")
-    return _about(event, seen, (("bad", "✗ denied"), *about, reason), line=True)
+    return _make_block(event, seen, (("bad", "✗ denied"), *about, reason), line=True)
 
 
 _REACH = {
@@ -383,7 +385,7 @@ _REACH = {
 }
 
 
-def _lifecycle(event: Event, seen: _Seen) -> Block:
+def _make_state_block(event: Event, seen: _Seen) -> Block:
     who: tuple[Span, ...] = (("name", event.agent), ("plain", " "), ("label", f"[{seen.label}]"), ("plain", " "))
     match event.body:
         case RunSpawned(task=task, queued=queued):
@@ -391,7 +393,7 @@ def _lifecycle(event: Event, seen: _Seen) -> Block:
             what = "spawned (queued)" if queued else "spawned"
             if first not in ("", seen.label) and seen.team is None:  # the team already shows the task
                 what += f": {shorten_text(first, TASK_CHARACTERS, TASK_CHARACTERS - 3)}"
-            return _about(event, seen, (("mark", "○ "), *who, ("plain", what)), line=True)
+            return _make_block(event, seen, (("mark", "○ "), *who, ("plain", what)), line=True)
         case RunEnded(status=status, error_details=error, duration_ms=took):
             used = (seen.turns, "turn"), (seen.tools, "tool"), (seen.tokens, "token")
             counts = ", ".join(format_count(number, what) for number, what in used)
@@ -399,14 +401,14 @@ def _lifecycle(event: Event, seen: _Seen) -> Block:
             state: Span = ("good" if good else "bad", status)
             stats: Span = ("faint", f" ({counts}, {took / 1000:.1f}s)")
             why = "" if good or not error else ": " + shorten_text(" ".join(error.split()), ERROR_CHARACTERS, 297)
-            return _about(
+            return _make_block(
                 event,
                 seen,
                 (("mark", "● "), *who, state, stats, ("plain", why)),
                 line=True,
                 is_detail=good and seen.team is not None,
             )
-    return _about(event, seen, (("mark", "○ "), *who, ("plain", "resumed")), line=True)
+    return _make_block(event, seen, (("mark", "○ "), *who, ("plain", "resumed")), line=True)
 
 
 # Texts that other modules use too
