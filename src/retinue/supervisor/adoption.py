@@ -169,14 +169,14 @@ class Adoption:
         """True while a question of the peer has no answer."""
         return bool(self._asked or self._questions)
 
-    def place(self, key: str, node: Run) -> None:
-        """Take reports about `node` under this `key`, and about runs below it."""
+    def add_run(self, key: str, run: Run) -> None:
+        """Take reports about `run` under this `key`, and about runs below it."""
         if key not in self._runs:
-            self._runs[key] = node
-            self._validator.announce(key, depth=node.depth)
-            if isinstance(node, AdoptedRun):
-                node.attach(self)
-            if node.ended:
+            self._runs[key] = run
+            self._validator.announce(key, depth=run.depth)
+            if isinstance(run, AdoptedRun):
+                run.attach(self)
+            if run.ended:
                 self._validator.end(key)
 
     def restore(self, written: Iterable[Event]) -> None:
@@ -215,7 +215,7 @@ class Adoption:
         itself. Raises Rejected if the peer may not report this."""
         if below is not None and isinstance(report.body, RemoteSpawned):
             self._anchors.add(report.body.parent)
-            self.place(report.body.parent, self._tree.runs[below])
+            self.add_run(report.body.parent, self._tree.runs[below])
         parent = self._runs.get(report.body.parent) if isinstance(report.body, RemoteSpawned) else None
         if parent is not None and (parent.ending or parent.stopping is not None):
             raise Rejected("parent_ended", report.run)
@@ -231,35 +231,35 @@ class Adoption:
         if isinstance(body, RemoteSpawned):
             self._spawn(report.run, body)
             return None
-        node = self._runs[report.run]
+        run = self._runs[report.run]
         match body:
             case RemoteDelta():
-                self._show(report.run, node, body)
-            case RunEnded() if isinstance(node, AdoptedRun):
+                self._show(report.run, run, body)
+            case RunEnded() if isinstance(run, AdoptedRun):
                 below: Status = "cancelled" if body.status == "cancelled" else "disconnected"
-                node.end(body.ending, partial=body.partial, below=below)
+                run.end(body.ending, partial=body.partial, below=below)
             case RunEnded():
                 return body
             case RunStarted(sandbox=sandbox):
-                self._write(node, RunStarted(self._peer.runtime, sandbox))
+                self._write(run, RunStarted(self._peer.runtime, sandbox))
             case Inbox(source=source) if source == ASKER and self._words.get(report.run):
-                self._confirm(report.run, node)
+                self._confirm(report.run, run)
             case ApprovalAsked() if self._remote.capabilities.answer:
-                self._ask(report.run, node, body)
+                self._ask(report.run, run, body)
             case ApprovalDecided() if self._remote.capabilities.answer:
-                self._withdraw(report.run, node, body)
+                self._withdraw(report.run, run, body)
             case ApprovalAsked() | ApprovalDecided():
-                self._write(node, body)
-                self._note_question(report.run, node, body)
+                self._write(run, body)
+                self._note_question(report.run, run, body)
             case _:
-                self._write(node, body)
+                self._write(run, body)
         return None
 
-    def _show(self, key: str, node: Run, said: RemoteDelta) -> None:
+    def _show(self, key: str, run: Run, said: RemoteDelta) -> None:
         """Show a piece of text while a run of the peer streams it."""
-        node.record_activity()
-        body, ref = self._speech.setdefault((key, said.kind), _Speech()).apply(said), node.ref
-        if body.text and not node.ending:
+        run.record_activity()
+        body, ref = self._speech.setdefault((key, said.kind), _Speech()).apply(said), run.ref
+        if body.text and not run.ending:
             delta = Delta(
                 tree=ref.tree,
                 run=ref.run,
@@ -272,19 +272,19 @@ class Adoption:
             )
             self._tree.log.show(delta)
 
-    def _write(self, node: Run, body: Body) -> None:
-        if self._written and not isinstance(body, _OWN_PACE) and self._is_written(node, body):
+    def _write(self, run: Run, body: Body) -> None:
+        if self._written and not isinstance(body, _OWN_PACE) and self._is_written(run, body):
             return
-        self._tree.write(node, body)
+        self._tree.write(run, body)
         if isinstance(body, UsageReported) and self._account is not None:
             spent = Amount(body.usage.total_tokens, body.cost or NO_COST)
             self._account.add_spent(spent, estimated=body.estimated)
 
-    def _is_written(self, node: Run, body: Body) -> bool:
+    def _is_written(self, run: Run, body: Body) -> bool:
         """Return True if an earlier process has written this event. Reports come again in their first order, so events
         that only we have written are passed over."""
         while self._written:
-            if self._written.popleft() == (node.ref.run, body.kind):
+            if self._written.popleft() == (run.ref.run, body.kind):
                 return True
         return False
 
@@ -302,16 +302,16 @@ class Adoption:
             subagent_id=subagent_id,
         )
         runtime = self._peer.runtime
-        node = make_adopted(
+        run = make_adopted(
             tree, ref, Task(body.task), parent, clock=self._clock, state=self._state, runtime=runtime, key=key
         )
-        tree.add_run(node)
+        tree.add_run(run)
         tree.open(
-            node,
+            run,
             RunSpawned(
                 parent=parent.ref.run,
                 label=label,
-                depth=node.depth,
+                depth=run.depth,
                 task=body.task,
                 subagent_id=subagent_id,
                 workspace="",
@@ -324,64 +324,64 @@ class Adoption:
                 remote_id=key,
             ),
         )
-        self.place(key, node)
+        self.add_run(key, run)
         if body.is_at_work:
-            tree.write(node, RunStarted(self._peer.runtime))
+            tree.write(run, RunStarted(self._peer.runtime))
 
     # Questions of the peer
 
-    def _note_question(self, key: str, node: Run, body: ApprovalAsked | ApprovalDecided) -> None:
+    def _note_question(self, key: str, run: Run, body: ApprovalAsked | ApprovalDecided) -> None:
         """Pause the clocks of the run while the peer asks a person about it."""
         asked = self._asked.setdefault(key, set())
         if isinstance(body, ApprovalAsked):
             if not asked:
-                node.pause_for_person()
+                run.pause_for_person()
             asked.add(body.approval_id)
         else:
             asked.discard(body.approval_id)
             if not asked:
                 del self._asked[key]
-                node.resume_after_person()
+                run.resume_after_person()
 
-    def _ask(self, key: str, node: Run, body: ApprovalAsked) -> None:
+    def _ask(self, key: str, run: Run, body: ApprovalAsked) -> None:
         place = key, body.approval_id
         if place not in self._questions:
-            self._questions[place] = task = self._tasks.start(self._answer(key, node, body))
+            self._questions[place] = task = self._tasks.start(self._answer(key, run, body))
             task.add_done_callback(lambda _: self._questions.pop(place, None))
 
-    async def _answer(self, key: str, node: Run, body: ApprovalAsked) -> None:
+    async def _answer(self, key: str, run: Run, body: ApprovalAsked) -> None:
         """Ask the peer's question here, and send the answer to the peer. If nobody can be asked, the answer is no."""
         call = Call(body.call_id or body.approval_id, body.tool, body.args)
         spec = ToolSpec(body.tool, "", {}, tier=QUESTION if body.tool == INPUT_REQUIRED else "confirm")
-        verdict = judge_call(node, spec, call)
+        verdict = judge_call(run, spec, call)
         decision: Decision = Allow()
         if verdict.what != "allow" or verdict.rule:
             try:
                 decision = await self._approvals.decide(
-                    self._tree, node, call, spec=spec, preview=body.preview, verdict=verdict
+                    self._tree, run, call, spec=spec, preview=body.preview, verdict=verdict
                 )
             except Unconfirmed:
                 decision = Deny(NOBODY_ASKED)
         with suppress(Undelivered):  # the peer has stopped waiting; its next reports say how it continues
             await self._remote.answer(key, body.approval_id, decision)
 
-    def _withdraw(self, key: str, node: Run, body: ApprovalDecided) -> None:
+    def _withdraw(self, key: str, run: Run, body: ApprovalDecided) -> None:
         """Close a question that the peer has answered itself."""
         question = self._questions.pop((key, body.approval_id), None)
         if question is None:
             return
         question.cancel()
-        for asked in node.view.approvals:
+        for asked in run.view.approvals:
             if asked.call_id in (body.call_id, body.approval_id):
-                self._tree.write(node, msgspec.structs.replace(body, approval_id=asked.approval_id, by="peer"))
+                self._tree.write(run, msgspec.structs.replace(body, approval_id=asked.approval_id, by="peer"))
 
     # Commands for the peer
 
     async def send(self, key: str, text: str, message_id: str = "") -> Receipt:
         """Send a message to a run of the peer. The message is written when the peer confirms it."""
-        node = self._runs[key]
+        run = self._runs[key]
         if not self._remote.capabilities.send:
-            who = f"{node.ref.tree}/{node.ref.run}"
+            who = f"{run.ref.tree}/{run.ref.run}"
             return Receipt("elsewhere", why=ONLY_WATCHED.format(who=who, where=self._peer.where))
         place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         words = self._words.setdefault(key, deque())
@@ -402,20 +402,20 @@ class Adoption:
         seq = place.done() and place.result()
         return Receipt("queued", seq) if seq else Receipt("too_late", why=UNCONFIRMED)
 
-    def _confirm(self, key: str, node: Run) -> None:
+    def _confirm(self, key: str, run: Run) -> None:
         text, message_id, place = self._words[key].popleft()
-        self._tree.write(node, Inbox(text, source="user", message_id=message_id))
+        self._tree.write(run, Inbox(text, source="user", message_id=message_id))
         if not place.done():
             place.set_result(self._tree.seq)
 
-    def cancel(self, node: AdoptedRun) -> None:
+    def cancel(self, run: AdoptedRun) -> None:
         """Ask the peer to stop a run, unless a run of the peer above it is told to stop too. The peer ends everything
         below a run with it; if it heard of the run below first, the run above would go on for a moment."""
-        above = node.parent
+        above = run.parent
         if above is not None and above.stopping is not None and above in self._runs.values():
             return
         with suppress(Undelivered):  # the run has ended here, whatever its peer still does
-            self._remote.cancel(node.key)
+            self._remote.cancel(run.key)
 
 
 def make_adopted(  # noqa: PLR0913 - each by name

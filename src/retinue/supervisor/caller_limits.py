@@ -4,8 +4,8 @@ Inward: a run in another process (the caller) makes a call that is served here. 
 every run of this call. Tasks started while the call is served belong to the call, and so do the runs that its runs
 spawn.
 
-Outward: a run of ours calls a server in another process. `left_to` returns the depth, time, tokens and money left to
-the run, and its trace.
+Outward: a run of ours calls a server in another process. `find_remaining_limits` returns the depth, time, tokens and
+money left to the run, and its trace.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def check_depth(name: str, process: Caller) -> None:
         raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=name))
 
 
-def left_to(tree: Tree, run: Run, clock: Clock) -> Caller:
+def find_remaining_limits(tree: Tree, run: Run, clock: Clock) -> Caller:
     """Return the remaining limits of a run: for each, the narrowest of the run and all runs above it."""
     accounts = () if run.account is None else run.account.chain
     tokens = [account.tokens - account.spent.tokens for account in accounts if account.tokens is not None]
     costs = [account.cost - account.spent.cost for account in accounts if account.cost is not None]
     return Caller(
         depth=max(0, run.max_depth - run.depth),
-        deadline=_deadline(run, clock),
+        deadline=_find_deadline(run, clock),
         tokens=max(0, min(tokens)) if tokens else None,
         cost=max(NO_COST, min(costs)) if costs else None,
         traceparent=f"00-{tree.trace_id}-{run.view.spawned.span_id}-01",
@@ -90,7 +90,7 @@ def left_to(tree: Tree, run: Run, clock: Clock) -> Caller:
     )
 
 
-def _deadline(run: Run, clock: Clock) -> float | None:
+def _find_deadline(run: Run, clock: Clock) -> float | None:
     """Return the earliest deadline of the run and the runs above it, in seconds since 1970, or None."""
     found = [each.deadline.seconds_left for each in run.lineage if each.deadline is not None]
     return clock.wall() + max(0.0, min(found)) if found else None

@@ -40,7 +40,7 @@ from retinue.remote.validator import Bounds, Rejected
 from retinue.supervisor.adoption import Adoption
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.budgets import Account
-from retinue.supervisor.caller_limits import left_to
+from retinue.supervisor.caller_limits import find_remaining_limits
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import RunServices
@@ -145,12 +145,12 @@ class Driver:
         who = f"the peer of '{adapter.name}'"
         peer = Peer(runtime=adapter.name, who=who, where=f"at {who}")
         adoption = self.make_adoption(tree, peer, remote, account=run.account)
-        adoption.place(STARTED, run)
-        for below in _runs_of_peer(run):
-            adoption.place(below.view.spawned.remote_id, below)
+        adoption.add_run(STARTED, run)
+        for below in _list_peer_runs(run):
+            adoption.add_run(below.view.spawned.remote_id, below)
         adoption.restore(run.remote_tail)
         run.set_relay(partial(adoption.send, STARTED))
-        reading = start_task(_read(tree, run, adapter, remote, adoption))
+        reading = start_task(_read_reports(tree, run, adapter, remote, adoption))
         try:
             ended = await asyncio.shield(reading)
             run.keep_partial(ended.partial)
@@ -190,7 +190,7 @@ class Driver:
 
     async def _begin_remote(self, tree: Tree, run: Run, adapter: RemoteAdapter) -> StartedRun:
         """Start the run at the peer, or attach to it if the log has its reference."""
-        request = _request_of(tree, run, self._clock)
+        request = _make_request(tree, run, self._clock)
         known = run.view.remote
         if known is None:
             remote = adapter.start(request)
@@ -369,7 +369,7 @@ def make_ended_event(run: Run, ending: Ending, *, duration_ms: int) -> RunEnded:
     )
 
 
-def _request_of(tree: Tree, run: Run, clock: Clock) -> RemoteRequest:
+def _make_request(tree: Tree, run: Run, clock: Clock) -> RemoteRequest:
     task = run.task
     workspace, readable = run.folders.resolve_for_peer()
     words = [text for text in (task.context, task.text) if text]
@@ -378,15 +378,15 @@ def _request_of(tree: Tree, run: Run, clock: Clock) -> RemoteRequest:
         ref=run.ref,
         profile=run.plan.profile.name,
         text="\n\n".join(words),
-        before=_before(run),
+        before=_format_earlier_messages(run),
         continues="" if run.history is None else run.history.reference,
         workspace=workspace,
         readable=readable,
-        limits=left_to(tree, run, clock),
+        limits=find_remaining_limits(tree, run, clock),
     )
 
 
-def _before(run: Run) -> str:
+def _format_earlier_messages(run: Run) -> str:
     """Return the messages of the run that this run continues, which the peer can only get from us."""
     past = run.history
     if past is None or past.reply is not None or len(past.thread) < 2:
@@ -394,16 +394,18 @@ def _before(run: Run) -> str:
     return BEFORE + msgspec.json.encode(past.thread[:-1]).decode()
 
 
-def _runs_of_peer(run: Run) -> list[Run]:
+def _list_peer_runs(run: Run) -> list[Run]:
     """Return all runs that the peer has made below `run`, including ended ones."""
     found: list[Run] = []
     for child in run.children:
         if child.view.spawned.remote_id:
-            found += [child, *_runs_of_peer(child)]
+            found += [child, *_list_peer_runs(child)]
     return found
 
 
-async def _read(tree: Tree, run: Run, adapter: RemoteAdapter, remote: StartedRun, adoption: Adoption) -> RunEnded:
+async def _read_reports(
+    tree: Tree, run: Run, adapter: RemoteAdapter, remote: StartedRun, adoption: Adoption
+) -> RunEnded:
     """Adopt the reports of the peer until it reports the ending of the run itself. Raises Disconnected if the reports
     stop without this ending."""
     reports: AsyncGenerator[Report]
@@ -415,7 +417,7 @@ async def _read(tree: Tree, run: Run, adapter: RemoteAdapter, remote: StartedRun
             except Rejected:
                 continue  # there is nobody to tell; the peer's own log has the report
             if ended is not None:
-                for below in _runs_of_peer(run):
+                for below in _list_peer_runs(run):
                     below.stop("disconnected")
                 return ended
             is_place = report.cursor and isinstance(report.body, TurnEnded | RunEnded) and not adoption.is_asking

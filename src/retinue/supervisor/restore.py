@@ -124,26 +124,28 @@ class Restorer:
         self._check_continuable(tree, number, view, old, is_live=live is not None)
         assert old is not None
         old, team = old.find_presented(), _find_team(view, old)
-        place, number = old.spawned.parent if team is None else team.spawned.parent, old.number
+        parent, number = old.spawned.parent if team is None else team.spawned.parent, old.number
         caller_limits.check_depth(f"{tree}/{number}", self._ports.caller)
         conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
         reference = "" if old.remote is None else old.remote.reference
         plans = PlanRestorer(self._ports.planner, tree, view.runs[0].spawned, overrides)
         chain = [(tree, number), *list_continued(histories, tree, old.spawned)]
-        if place is None:
+        if parent is None:
             if team is not None:
                 plans.add_members(plans.restore(team, None))
             continued = Continued(tree, number, conversation, chain, reference)
             return self._continue_primary(old, text, overrides, plans, continued)
-        home = live or self._load_tree(tree, histories, overrides).make_tree(planned=place)
+        home = live or self._load_tree(tree, histories, overrides).make_tree(planned=parent)
         name = old.spawned.subagent_id
         if team is not None:
-            plans.add_members(plans.restore(team, home.runs[place].plan))
+            plans.add_members(plans.restore(team, home.runs[parent].plan))
             if team.find_presented() is old:  # the new run stands for the team
                 name = team.spawned.subagent_id
         task = msgspec.structs.replace(restore_task(old.spawned), text=text, subagent_id=name)
         continued = Continued("", number, conversation, chain, reference)
-        return self._continue_child(home, home.runs[number], task, overrides, plans, continued, place=home.runs[place])
+        return self._continue_child(
+            home, home.runs[number], task, overrides, plans, continued, parent=home.runs[parent]
+        )
 
     def _check_continuable(self, tree: str, number: int, view: Runs, old: RunView | None, *, is_live: bool) -> None:
         if old is None:
@@ -193,11 +195,11 @@ class Restorer:
         plans: PlanRestorer,
         continued: Continued,
         *,
-        place: Run,
+        parent: Run,
     ) -> Run:
-        """Start a run that continues `old`, below `place`. If `place` is at work and does not wait for the new run, it
-        is told of the ending as for any background run."""
-        parent, is_live = place, tree.id in self._trees
+        """Start a run that continues `old`, below `parent`. If `parent` is at work and does not wait for the new run,
+        it is told of the ending as for any background run."""
+        is_live = tree.id in self._trees
         if is_live and parent.is_stopping:
             raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
         plan = self._keep_workspace_kind(plans.restore(old.view, parent.plan), continued)
@@ -270,7 +272,7 @@ class TreeRestorer:
         and for all runs above them."""
         plans = PlanRestorer(self._ports.planner, self.id, self.view.runs[0].spawned, self._overrides)
         tree = choose_tree_class()(self._ports.log, self._clock, restored=self.view, seq=self._events[-1].seq)
-        needed = self._needed(planned)
+        needed = self._find_needed_runs(planned)
         for view in self.view.runs.values():
             parent = None if view.spawned.parent is None else tree.runs[view.spawned.parent]
             above = None if parent is None else parent.plan
@@ -287,12 +289,12 @@ class TreeRestorer:
         self._count_spent(tree)
         asked = sum(isinstance(event.body, ApprovalAsked) for event in self._events)
         self._approvals.restore(self.id, asked=asked, answers=find_standing_answers(self._events))
-        concurrent = self._tree_limits(tree.runs[0].plan).concurrent
+        concurrent = self._merge_limits(tree.runs[0].plan).concurrent
         assert concurrent is not UNSET
         tree.slots.limit_to(concurrent if concurrent is None else max(concurrent, self._count_held_slots(tree)))
         return tree
 
-    def _needed(self, planned: int | None) -> set[int]:
+    def _find_needed_runs(self, planned: int | None) -> set[int]:
         """Return the numbers of the runs that need a plan. The runs above them need one too, because a plan stays
         within the plan of its parent."""
         needed: set[int] = set()
@@ -303,7 +305,7 @@ class TreeRestorer:
                 number = self.view.runs[number].spawned.parent
         return needed
 
-    def _tree_limits(self, plan: Plan) -> Limits:
+    def _merge_limits(self, plan: Plan) -> Limits:
         """Return the limits of the tree. In order of precedence: given now, given at the start, from the primary's
         profile, from the project. None is wider than the limits left to this process."""
         primary, caller = self.view.runs[0], self._ports.caller
@@ -370,7 +372,7 @@ class TreeRestorer:
 
     def _restore_depth(self, parent: Run | None, plan: Plan, depth: int) -> int:
         if parent is None:
-            limit = self._tree_limits(plan).depth
+            limit = self._merge_limits(plan).depth
             return limit if isinstance(limit, int) else 0
         own = plan.profile.limits.depth
         return parent.max_depth if own is UNSET else min(parent.max_depth, depth + own)
@@ -399,7 +401,7 @@ class TreeRestorer:
             parent,
             clock=self._clock,
             state=self._state,
-            runtime=str(_runtime_of(view)),
+            runtime=str(_find_runtime_name(view)),
             key=view.spawned.remote_id,
             account=None if view.spawned.server else parent.account,
         )
@@ -503,7 +505,7 @@ def _read_workspace_kind(spawned: RunSpawned) -> WorkspaceName:
     return next((kind for kind in WORKSPACES if kind == spawned.workspace_kind), "shared")
 
 
-def _runtime_of(view: RunView) -> object:
+def _find_runtime_name(view: RunView) -> object:
     return decode_raw(view.spawned.profile).get("runtime")
 
 

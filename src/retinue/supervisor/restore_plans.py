@@ -118,56 +118,56 @@ class PlanRestorer:
         again."""
         spawned = view.spawned
         try:
-            plan = self._with_tools(self._profile(spawned, parent), spawned, parent)
+            plan = self._plan_with_tools(self._find_profile(spawned, parent), spawned, parent)
         except ConfigError as error:
             raise ConfigError(f"{self._tree}/{view.number} cannot be resumed or continued: {error}") from None
         return plan
 
-    def _profile(self, spawned: RunSpawned, parent: Plan | None) -> Profile:
+    def _find_profile(self, spawned: RunSpawned, parent: Plan | None) -> Profile:
         """Return the profile of a run: found by name among the parent's children, the given profiles and those of the
         project, or else made from the log."""
-        kept = _read(spawned.profile, _StoredProfile)
+        kept = _decode(spawned.profile, _StoredProfile)
         known = {profile.name.casefold(): profile for profile in self._profiles}
         known |= {child.name.casefold(): child for child in (parent.children if parent else ())}
         if parent is not None and parent.rounds is not None:
             known[parent.rounds.evaluator.name.casefold()] = parent.rounds.evaluator
         found = known.get(kept.name.casefold())
         if spawned.client:
-            return self._place(_make_gone_client(kept, spawned, found), primary=True)
+            return self._override_runtime(_make_gone_client(kept, spawned, found), primary=True)
         if found is None:
             try:
-                task = self._task(spawned, named=True)
+                task = self._make_task(spawned, named=True)
                 found = self._planner.plan(kept.name, task=task, parent=parent, restored=True).profile
             except NotFound:
                 found = None
         if kept.team is not None:
-            return self._place(_restore_team(kept, found), primary=parent is None)
+            return self._override_runtime(_restore_team(kept, found), primary=parent is None)
         if found is not None and (found.source == PYTHON) == (kept.source == PYTHON):
             if kept.workspace in COPIES and found.workspace not in COPIES:  # as was asked for that run
                 found = replace(found, workspace=kept.workspace)
             if found.network is None and kept.network is not None:  # a container asked for it
                 found = replace(found, network=kept.network)
-            return self._place(found, primary=parent is None)
+            return self._override_runtime(found, primary=parent is None)
         if not spawned.model and kept.a2a is None:
             raise ConfigError(f"'{kept.name}' is a Python function; {AGAIN}")
-        return self._place(_make_profile(kept, _list_tools(spawned)), primary=parent is None)
+        return self._override_runtime(_make_profile(kept, _list_tools(spawned)), primary=parent is None)
 
-    def _place(self, profile: Profile, *, primary: bool) -> Profile:
+    def _override_runtime(self, profile: Profile, *, primary: bool) -> Profile:
         """Return the profile with the runtime of the overrides, if they name one. The primary cannot be delegated: it
         asks for the delegated runs itself."""
         said = None if primary and self._runtime == DELEGATED else self._runtime
         return profile if said is None else replace(profile, runtime=said)
 
-    def _with_tools(self, profile: Profile, spawned: RunSpawned, parent: Plan | None) -> Plan:
+    def _plan_with_tools(self, profile: Profile, spawned: RunSpawned, parent: Plan | None) -> Plan:
         """Return the narrowest plan that has all the tools the run had."""
         wanted = set(_list_tools(spawned))
         missing: set[str] = set()
         for given in (False, True):
             try:
-                plan = self._with_model(profile, spawned, parent, given=given)
+                plan = self._plan_with_model(profile, spawned, parent, given=given)
             except NotFound as error:
                 raise ConfigError(f"{error}; what is made in Python has to be given again: {AGAIN}") from None
-            missing = {name for name in wanted - set(plan.tools) if not _of_servers(name)}
+            missing = {name for name in wanted - set(plan.tools) if not _is_server_tool(name)}
             if not missing:
                 return plan
         tools = ", ".join(sorted(missing))
@@ -175,23 +175,25 @@ class PlanRestorer:
             raise ConfigError(f"'{profile.name}' has no tool {tools} here: {UNREACHED}")
         raise ConfigError(f"'{profile.name}' has no tool {tools} here; if it is a Python function, {AGAIN}")
 
-    def _with_model(self, profile: Profile, spawned: RunSpawned, parent: Plan | None, *, given: bool) -> Plan:
+    def _plan_with_model(self, profile: Profile, spawned: RunSpawned, parent: Plan | None, *, given: bool) -> Plan:
         if bool(spawned.model) != profile.has_model and (spawned.model or profile.a2a is None):
             was, now = ("none", "one") if spawned.model else ("a Python function", "none")
             raise ConfigError(f"'{profile.name}' was {was} and is {now}; {AGAIN}")
-        wanted = self._wanted(spawned)
-        plan = self._plan(profile, spawned, parent, named=parent is None, given=given)
+        wanted = self._choose_model(spawned)
+        plan = self._make_plan(profile, spawned, parent, named=parent is None, given=given)
         if plan.model is not None and plan.model_name != wanted:
             if ":" not in wanted:
                 raise ConfigError(f"its model was '{wanted}', made in Python; {AGAIN}")
-            plan = self._plan(profile, spawned, parent, named=True, given=given)
+            plan = self._make_plan(profile, spawned, parent, named=True, given=given)
         return plan
 
-    def _plan(self, profile: Profile, spawned: RunSpawned, parent: Plan | None, *, named: bool, given: bool) -> Plan:
+    def _make_plan(
+        self, profile: Profile, spawned: RunSpawned, parent: Plan | None, *, named: bool, given: bool
+    ) -> Plan:
         """Return a plan as for a new run. The runtime in the log counts only if it is stricter: a log never loosens
         the current settings."""
-        task, logged = self._task(spawned, named=named), _read(spawned.profile, _StoredProfile).runtime
-        can_spawn = any(tool.name in TOOLS for tool in _read(spawned.tools, list[_Tool]))  # as before
+        task, logged = self._make_task(spawned, named=named), _decode(spawned.profile, _StoredProfile).runtime
+        can_spawn = any(tool.name in TOOLS for tool in _decode(spawned.tools, list[_Tool]))  # as before
         make_plan = partial(
             self._planner.plan, task=task, parent=parent, given=given, can_spawn=can_spawn, restored=True
         )
@@ -201,19 +203,19 @@ class PlanRestorer:
             plan = make_plan(replace(profile, runtime=logged))
         return plan
 
-    def _wanted(self, spawned: RunSpawned) -> str:
+    def _choose_model(self, spawned: RunSpawned) -> str:
         primary, instead = self._model
         return instead if instead is not None and spawned.model == primary else spawned.model
 
-    def _task(self, spawned: RunSpawned, *, named: bool) -> Task:
+    def _make_task(self, spawned: RunSpawned, *, named: bool) -> Task:
         """Return the task as far as a plan needs it, with the name of the model if the name can be looked up."""
-        wanted = self._wanted(spawned)
+        wanted = self._choose_model(spawned)
         return Task(spawned.task, model=wanted if named and ":" in wanted else None, rounds=spawned.rounds)
 
 
 def _list_tools(spawned: RunSpawned) -> list[str]:
     """Return the tools of the run, without those for members of a team and for rounds."""
-    return [tool.name for tool in _read(spawned.tools, list[_Tool]) if tool.name not in GIVEN_TOOLS]
+    return [tool.name for tool in _decode(spawned.tools, list[_Tool]) if tool.name not in GIVEN_TOOLS]
 
 
 def _make_profile(kept: _StoredProfile, tools: list[str] | None) -> Profile:
@@ -245,10 +247,10 @@ def _restore_team(kept: _StoredProfile, found: Profile | None) -> Profile:
     )
 
 
-def _of_servers(name: str) -> bool:
+def _is_server_tool(name: str) -> bool:
     """Return True if a tool comes and goes with MCP servers. The plan reports such tools as missing."""
     return name.startswith(PREFIX) or name == CODE_MODE
 
 
-def _read(kept: msgspec.Raw | Any, shape: type[T]) -> T:
+def _decode(kept: msgspec.Raw | Any, shape: type[T]) -> T:
     return msgspec.json.decode(kept, type=shape) if isinstance(kept, msgspec.Raw) else msgspec.convert(kept, shape)

@@ -197,7 +197,7 @@ class Supervisor:
         tree, run = self.trees.get(ref.tree), self.trees.find_run(ref.tree, ref.run)
         if tree is None or run is None:
             return Caller(depth=0, deadline=0.0)
-        found = caller_limits.left_to(tree, run, self._ports.clock)
+        found = caller_limits.find_remaining_limits(tree, run, self._ports.clock)
         return narrow_caller(Caller(deadline=self.caller.deadline), found)
 
     def find_served_caller(self) -> Caller | None:
