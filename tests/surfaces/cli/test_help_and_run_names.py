@@ -64,6 +64,15 @@ def test_help_is_as_wide_as_the_terminal(project: Project, columns: int) -> None
     assert "\n  retinue run" in project.retinue("help", COLUMNS="40").stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [("run", "no limit"), ("a2a serve", "no limit"), ("mcp serve", "1800"), ("watch", "1800"), ("resume", "as before")],
+)
+def test_help_says_how_long_a_run_may_take_without_the_option(project: Project, command: str, default: str) -> None:
+    words = " ".join(project.retinue("help", *command.split()).stdout.split())
+    assert re.search(r"--timeout SECONDS seconds that .*? may take \(default: (.*?)\)", words)[1] == default  # type: ignore[index]
+
+
 def test_c_runs_a_command_in_another_folder(project: Project) -> None:
     model = project.script({"main": ["from there"]})
     (project.folder / "sub").mkdir()

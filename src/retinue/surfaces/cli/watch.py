@@ -14,6 +14,7 @@ from retinue.control.delegation_request import WatcherSettings
 from retinue.control.outbox_watcher import OutboxWatcher
 from retinue.core.control import Control
 from retinue.core.events import Delta
+from retinue.core.limits import SPAWNED_SECONDS
 from retinue.core.messages import RunRef
 from retinue.protocol.inherited_limits import read_process_limits
 from retinue.surfaces.cli.host_process import kill_trees, open_process
@@ -44,7 +45,7 @@ def configure_watch(parser: argparse.ArgumentParser) -> None:
         type=parse_seconds,
         help="without a terminal: how long a question waits for `retinue approve`",
     )
-    add_options(parser, timed="each requested run")
+    add_options(parser, timed="each requested run", timeout=SPAWNED_SECONDS)
 
 
 def execute_watch(args: argparse.Namespace) -> int:
