@@ -1,8 +1,8 @@
 """Control: every command that people and programs give to runs, and the handle of one run.
 
-Surfaces know this port and the views of the log, and nothing of the supervisor behind it. There are two
-implementations: the supervisor of this process, and the client of another process (`retinue.control.client`). A third,
-over the log alone, reads trees that no process runs any more, and applies their changes. Profile values, Python
+Surfaces know this port and the views of the log, and nothing of the supervisor behind it. There are three
+implementations: the supervisor of this process, the client of another process (`retinue.control.client`), and the
+reader of stored trees, which also applies their changes (`retinue.supervisor.stored_control`). Profile values, Python
 approvers, typed outputs and the tool calls of clients work only in process. Over loopback a profile is passed by name,
 limits may only narrow, and values that cannot be sent raise ConfigError.
 """

@@ -520,7 +520,7 @@ def current_spec(run: Run, spec: ToolSpec) -> ToolSpec:
 
 
 def _is_sandboxed(run: Run) -> bool:
-    """Return True if the run changes only its own folder, in a sandbox without network."""
+    """Return True if the run changes only its own folder, in a sandbox that does not share the host's network."""
     started = run.plan.runtime.started
     sandbox = () if started is None else started.sandbox
     return bool(sandbox) and "full_network" not in sandbox and run.folders.path.startswith(f"{run.folders.own}/")
