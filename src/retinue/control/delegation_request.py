@@ -28,7 +28,7 @@ from retinue.core.results import WITHOUT_WORDS, Result
 from retinue.files.content import write_all
 from retinue.files.failpoints import reach_failpoint
 from retinue.files.mailbox import Mailbox, UnreadableMessage
-from retinue.protocol import outbox as wire
+from retinue.protocol import outbox as protocol
 from retinue.protocol.peer_events import strip_event
 from retinue.workspaces.delegated import AllowedRoots, DelegatedWorkspace, RefusedPath
 
@@ -79,7 +79,7 @@ class DelegationRequest:
         self._lines = 0
         self.owner: int | None = None
 
-    async def serve(self, trees: dict[str, str], stopping: Callable[[], bool]) -> wire.OutboxResponse:
+    async def serve(self, trees: dict[str, str], stopping: Callable[[], bool]) -> protocol.OutboxResponse:
         """Run the request, if it is allowed, and return its response. Adds the id of its tree to `trees`. Starts
         nothing once `stopping` returns True."""
         name = self._name
@@ -119,17 +119,17 @@ class DelegationRequest:
             )
         return self._make_response(result)
 
-    def _read_request(self) -> wire.OutboxRequest:
-        file = wire.request_name(self._name)
+    def _read_request(self) -> protocol.OutboxRequest:
+        file = protocol.request_name(self._name)
         owners = (self._box.owner, os.geteuid())
-        data, self.owner = self._box.read_message(file, limit=wire.REQUEST_BYTES, owners=owners)
-        return wire.parse_request(data, self._name)
+        data, self.owner = self._box.read_message(file, limit=protocol.REQUEST_BYTES, owners=owners)
+        return protocol.parse_request(data, self._name)
 
     def _is_cancelled(self) -> bool:
-        return self._box.has_entry(wire.cancel_name(self._name))
+        return self._box.has_entry(protocol.cancel_name(self._name))
 
-    def _make_response(self, result: Result[Any]) -> wire.OutboxResponse:
-        return wire.OutboxResponse(
+    def _make_response(self, result: Result[Any]) -> protocol.OutboxResponse:
+        return protocol.OutboxResponse(
             id=self._name,
             status=result.status,
             final_response=result.final_response,
@@ -142,7 +142,7 @@ class DelegationRequest:
             events=self._lines,
         )
 
-    def _copy_in(self, request: wire.OutboxRequest) -> list[tuple[str, str]]:
+    def _copy_in(self, request: protocol.OutboxRequest) -> list[tuple[str, str]]:
         """Copy the workspace and the context paths. Return each context path with the path of its copy."""
         found = []
         try:
@@ -159,7 +159,7 @@ class DelegationRequest:
         return found
 
     async def _spawn(
-        self, request: wire.OutboxRequest, profile: Profile, readable: list[tuple[str, str]]
+        self, request: protocol.OutboxRequest, profile: Profile, readable: list[tuple[str, str]]
     ) -> tuple[RunHandle, Path]:
         """Spawn a primary whose workspace is the copy, within the limits of the request and of the host. Return the
         run and its workspace. The run may reach the hosts in `profile.network`, or no host if that is not set."""
@@ -182,7 +182,7 @@ class DelegationRequest:
         """Write the events of the tree to the outbox. A write error does not stop the run."""
         fd: int | None = None
         try:
-            fd = self._box.create_stream(wire.events_name(self._name), reader=self.owner)
+            fd = self._box.create_stream(protocol.events_name(self._name), reader=self.owner)
         except OSError as error:
             self._notes.append(f"its events could not be written: {error.strerror or error}")
         try:
@@ -202,7 +202,7 @@ class DelegationRequest:
             if fd is not None:
                 os.close(fd)
 
-    def _copy_back(self, request: wire.OutboxRequest, workspace: Path) -> None:
+    def _copy_back(self, request: protocol.OutboxRequest, workspace: Path) -> None:
         """Copy the changes of the run back. The run's version wins; the notes name the files it replaced."""
         try:
             with self._roots.open_path(request.workspace, what="workspace") as target:
@@ -211,11 +211,11 @@ class DelegationRequest:
             self._notes.append(f"some of its changes could not be copied back: {error}")
 
 
-def failure_response(name: str, text: str, status: str = "failed") -> wire.OutboxResponse:
-    return wire.OutboxResponse(id=name, status=status, final_response=text, error_details=text)
+def failure_response(name: str, text: str, status: str = "failed") -> protocol.OutboxResponse:
+    return protocol.OutboxResponse(id=name, status=status, final_response=text, error_details=text)
 
 
-def _choose_timeout(request: wire.OutboxRequest, own: Limits, host: WatcherSettings) -> float | None:
+def _choose_timeout(request: protocol.OutboxRequest, own: Limits, host: WatcherSettings) -> float | None:
     """Return the requested timeout in seconds, limited by the timeouts set on the host."""
     set_here = [limits.seconds for limits in (own, host.limits) if limits.seconds is not UNSET]
     bounds = [seconds for seconds in set_here if seconds is not None]
@@ -232,6 +232,6 @@ def _encode_line(event: Event) -> bytes | None:
     if shown is None:
         return None
     line = encode_event(shown)
-    if len(line) > wire.LINE_BYTES:
+    if len(line) > protocol.LINE_BYTES:
         line = encode_event(msgspec.structs.replace(shown, body=Gap(1, "an event that is too long for the outbox")))
     return line + b"\n"

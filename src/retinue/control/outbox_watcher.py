@@ -34,7 +34,7 @@ from retinue.files.locks import take_file_lock
 from retinue.files.mailbox import Mailbox, UnreadableMessage
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
-from retinue.protocol import outbox as wire
+from retinue.protocol import outbox as protocol
 from retinue.workspaces.delegated import AllowedRoots, remove_temporary_files
 
 SIDE = "watches"
@@ -116,8 +116,8 @@ class OutboxWatcher:
         files = self._box.list_names()
         for file in files:
             self._read_steer(file)
-        asked = [name for name in map(wire.parse_request_name, files) if name is not None]
-        for file in [file for file in files if wire.is_odd_request(file)][:MOST_NAMED]:
+        asked = [name for name in map(protocol.parse_request_name, files) if name is not None]
+        for file in [file for file in files if protocol.is_odd_request(file)][:MOST_NAMED]:
             self._complain(ODD_NAME.format(file=file))
         self._odd &= set(asked)
         if asked and len(self._kept.list_names()) >= MOST_KEPT:
@@ -131,11 +131,11 @@ class OutboxWatcher:
             if most is None or len(self._serving) < max(most, 1):
                 task = self._serving[name] = self._commands.start(self._serve(name))
                 task.add_done_callback(lambda _, name=name: self._serving.pop(name, None))  # type: ignore[misc]
-            elif self._box.has_entry(wire.cancel_name(name)) and self._kept_answer(name) is None:
+            elif self._box.has_entry(protocol.cancel_name(name)) and self._kept_answer(name) is None:
                 self._answer(failure_response(name, STOPPED, "cancelled"))
         awaited = {*asked, *self._serving}
         for file in files:
-            about = wire.parse_cancel_name(file) or wire.parse_steer_name(file)
+            about = protocol.parse_cancel_name(file) or protocol.parse_steer_name(file)
             if about is not None and about not in awaited and self._kept.has_entry(about):
                 self._box.remove_entry(file)  # the cancel or message came too late
 
@@ -162,8 +162,8 @@ class OutboxWatcher:
             if self._kept_answer(name) == b"":
                 self._sweep_workspace(name)
                 self._answer(failure_response(name, FALLEN, "disconnected"))
-            elif self._kept.entry_age(name) > UNREAD_SECONDS and not self._box.has_entry(wire.request_name(name)):
-                for file in (wire.response_name(name), wire.events_name(name)):
+            elif self._kept.entry_age(name) > UNREAD_SECONDS and not self._box.has_entry(protocol.request_name(name)):
+                for file in (protocol.response_name(name), protocol.events_name(name)):
                     self._box.remove_entry(file)  # nobody has collected it
                 if self._kept.entry_age(name) > RETENTION_DAYS * 24 * 3600:
                     self._kept.remove_entry(name)
@@ -171,8 +171,8 @@ class OutboxWatcher:
     def _sweep_workspace(self, name: str) -> None:
         """Remove half-written files that a killed watcher left in the workspace of a request."""
         with suppress(OSError, UnreadableMessage, RetinueError):  # without the request, the workspace is unknown
-            request = wire.parse_request(
-                self._box.read_message(wire.request_name(name), limit=wire.REQUEST_BYTES)[0], name
+            request = protocol.parse_request(
+                self._box.read_message(protocol.request_name(name), limit=protocol.REQUEST_BYTES)[0], name
             )
             with self._roots.open_path(request.workspace, what="workspace") as fd:
                 remove_temporary_files(fd)
@@ -180,7 +180,7 @@ class OutboxWatcher:
     def _kept_answer(self, name: str) -> bytes | None:
         """Return the stored answer for an id: empty bytes if the id is only claimed, None if it is unknown."""
         try:
-            return self._kept.read_message(name, limit=2 * wire.RESPONSE_BYTES)[0]
+            return self._kept.read_message(name, limit=2 * protocol.RESPONSE_BYTES)[0]
         except FileNotFoundError:
             return None
         except UnreadableMessage:
@@ -188,7 +188,7 @@ class OutboxWatcher:
 
     def _obey_cancel(self, name: str) -> None:
         tree = self._trees.get(name)
-        if tree is not None and self._box.has_entry(wire.cancel_name(name)):
+        if tree is not None and self._box.has_entry(protocol.cancel_name(name)):
             reach_failpoint("cancel_seen")
             self._commands.start(self._cancel(name, tree))
 
@@ -199,18 +199,18 @@ class OutboxWatcher:
     def _read_steer(self, file: str) -> None:
         """Send the message in a steer file to its run, or cancel the run, unless the sender withdraws the file first.
         The side that removes the file has the message."""
-        name = wire.parse_steer_name(file)
+        name = protocol.parse_steer_name(file)
         if name is None or name not in self._trees:
             return
         count = self._steers[name] = self._steers.get(name, 0) + 1
         try:
-            if count > wire.MOST_STEERS:
-                raise UnreadableMessage(f"exceeds the limit of {wire.MOST_STEERS} messages for one request")
-            data, _ = self._box.read_message(file, limit=wire.REQUEST_BYTES, owners=(self._box.owner, os.geteuid()))
-            run, text = wire.parse_steer(data)
+            if count > protocol.MOST_STEERS:
+                raise UnreadableMessage(f"exceeds the limit of {protocol.MOST_STEERS} messages for one request")
+            data, _ = self._box.read_message(file, limit=protocol.REQUEST_BYTES, owners=(self._box.owner, os.geteuid()))
+            run, text = protocol.parse_steer(data)
         except FileNotFoundError:
             return
-        except (UnreadableMessage, wire.RequestError) as error:
+        except (UnreadableMessage, protocol.RequestError) as error:
             self._complain(f"{name}: a message for it was not read: the file {error}")
             self._box.remove_entry(file)
             return
@@ -255,12 +255,12 @@ class OutboxWatcher:
         self._kept.create_mark(name)
         sync_folder(dir_fd=self._kept.fd)
         reach_failpoint("claimed")
-        marked = self._box.create_mark(wire.claim_name(name))
+        marked = self._box.create_mark(protocol.claim_name(name))
         reach_failpoint("marked")
         return marked
 
-    def _answer(self, response: wire.OutboxResponse, owner: int | None = None) -> None:
-        data = wire.encode_response(response)
+    def _answer(self, response: protocol.OutboxResponse, owner: int | None = None) -> None:
+        data = protocol.encode_response(response)
         self._kept.put_message(response.id, data)
         reach_failpoint("answer_kept")
         self._host.say(
@@ -270,7 +270,7 @@ class OutboxWatcher:
 
     def _deliver(self, name: str, data: bytes, owner: int | None) -> None:
         """Write the response file, then remove the request."""
-        file = wire.response_name(name)
+        file = protocol.response_name(name)
         there = b""
         with suppress(FileNotFoundError, UnreadableMessage):
             there = self._box.read_message(file, limit=len(data), owners=(os.geteuid(),))[0]
@@ -278,10 +278,10 @@ class OutboxWatcher:
             reader = self._box.owner if owner is None else owner
             self._box.put_message(file, data, reader=reader, failpoint="response_half_written")
         reach_failpoint("response_written")
-        request = wire.request_name(name)
+        request = protocol.request_name(name)
         # Check immediately: the client may write a new request as soon as the old one is gone.
         if not self._box.remove_entry(request) and self._box.has_entry(request):
             self._odd.add(name)
         reach_failpoint("request_removed")
-        for mark in (wire.claim_name(name), wire.cancel_name(name)):
+        for mark in (protocol.claim_name(name), protocol.cancel_name(name)):
             self._box.remove_entry(mark)

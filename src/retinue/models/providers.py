@@ -268,9 +268,9 @@ def _suggest_provider(name: str) -> str:
     known = sorted({*listed, *OTHER_PROVIDERS})
     if provider in known:
         return ""
-    near = difflib.get_close_matches(provider.lower(), known, n=1)
-    if near:
-        return f": did you mean '{near[0]}:{rest}'?"
+    similar = difflib.get_close_matches(provider.lower(), known, n=1)
+    if similar:
+        return f": did you mean '{similar[0]}:{rest}'?"
     return f": there is no provider '{provider}'; there is {', '.join(name for name in known if '/' not in name)}"
 
 

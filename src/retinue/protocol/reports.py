@@ -47,7 +47,7 @@ class _Tokens(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """One event on the wire. `timestamp` is RFC3339, or milliseconds since 1970."""
+    """One event as a peer posts it. `timestamp` is RFC3339, or milliseconds since 1970."""
 
     subagent_name: str
     run_id: str = msgspec.field(name="subagentRunID")

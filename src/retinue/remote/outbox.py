@@ -22,7 +22,7 @@ from retinue.core.events import Gap, RunEnded, Warned, decode_event
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
 from retinue.files.failpoints import reach_failpoint
 from retinue.files.mailbox import Mailbox, UnreadableMessage
-from retinue.protocol import outbox as wire
+from retinue.protocol import outbox as protocol
 from retinue.remote.port import STARTED, Capabilities, RemoteRequest, Report, Undelivered, make_report
 
 SIDE = "asks"
@@ -37,7 +37,7 @@ UNCLAIMED = (
     "no watcher has picked up the request for {seconds:g} s: on the host, run "
     "`retinue watch --outbox {folder} --allow-root PATH`"
 )
-TOO_MANY = f"the host accepts at most {wire.MOST_STEERS} messages for one request"
+TOO_MANY = f"the host accepts at most {protocol.MOST_STEERS} messages for one request"
 OVER = "the request has been answered, so the host accepts no more messages for it"
 UNTAKEN = "no watcher has picked up the message for {seconds:g} s, so it was withdrawn"
 
@@ -84,7 +84,7 @@ class OutboxRun:
             try:
                 async for report in self._read():
                     yield report
-            except (wire.RequestError, OSError) as error:
+            except (protocol.RequestError, OSError) as error:
                 raise Disconnected(f"the outbox cannot be read: {error}") from None
             finally:
                 self._tidy()
@@ -98,13 +98,16 @@ class OutboxRun:
         """Write the request, unless it was written, claimed or answered before. Then the existing response counts and
         nothing runs twice."""
         name, request = self.reference, self._request
-        if any(self._box.has_entry(file(name)) for file in (wire.request_name, wire.claim_name, wire.response_name)):
+        if any(
+            self._box.has_entry(file(name))
+            for file in (protocol.request_name, protocol.claim_name, protocol.response_name)
+        ):
             return
         limits = request.limits
-        data = wire.encode_request(
-            wire.OutboxRequest(
+        data = protocol.encode_request(
+            protocol.OutboxRequest(
                 id=name,
-                subagent_id=request.ref.subagent_id[: wire.SUBAGENT_ID_CHARACTERS],
+                subagent_id=request.ref.subagent_id[: protocol.SUBAGENT_ID_CHARACTERS],
                 task="\n\n".join(filter(None, (request.before, request.text))),
                 profile=request.profile,
                 workspace=request.workspace,
@@ -117,10 +120,10 @@ class OutboxRun:
                 baggage=limits.baggage,
             )
         )
-        if len(data) > wire.REQUEST_BYTES:
-            raise RetinueError(f"the task is larger than the {wire.REQUEST_BYTES} bytes of a request to the host")
+        if len(data) > protocol.REQUEST_BYTES:
+            raise RetinueError(f"the task is larger than the {protocol.REQUEST_BYTES} bytes of a request to the host")
         try:
-            self._box.put_message(wire.request_name(name), data, reader=self._box.owner)
+            self._box.put_message(protocol.request_name(name), data, reader=self._box.owner)
         except OSError as error:
             text = f"cannot write to the outbox {self._box.folder}: {error.strerror or error}"
             raise RetinueError(text) from None
@@ -142,7 +145,7 @@ class OutboxRun:
                 break
             if waited < UNCLAIMED_SECONDS <= waited + POLL_SECONDS and self._events is None:
                 text = UNCLAIMED.format(seconds=UNCLAIMED_SECONDS, folder=self._box.folder)
-                if not self._box.has_entry(wire.claim_name(self.reference)):
+                if not self._box.has_entry(protocol.claim_name(self.reference)):
                     yield Report(STARTED, Warned(text, code="unclaimed"))
             waited += POLL_SECONDS
             await asyncio.sleep(POLL_SECONDS)
@@ -151,9 +154,9 @@ class OutboxRun:
             yield Report(STARTED, Warned(response.warning))
         yield Report(STARTED, self._make_ending(response))
 
-    def _make_ending(self, response: wire.OutboxResponse) -> RunEnded:
+    def _make_ending(self, response: protocol.OutboxResponse) -> RunEnded:
         ref = self._request.ref
-        ending = wire.make_ending(response, agent=ref.agent, primary=ref.run == 0)
+        ending = protocol.make_ending(response, agent=ref.agent, primary=ref.run == 0)
         return RunEnded(
             status=ending.status,
             final_response=ending.text,
@@ -164,31 +167,31 @@ class OutboxRun:
             code=ending.code,
         )
 
-    def _read_response(self) -> wire.OutboxResponse | None:
+    def _read_response(self) -> protocol.OutboxResponse | None:
         try:
-            data, _ = self._box.read_message(wire.response_name(self.reference), limit=wire.RESPONSE_BYTES)
+            data, _ = self._box.read_message(protocol.response_name(self.reference), limit=protocol.RESPONSE_BYTES)
         except FileNotFoundError:
             return None
         except UnreadableMessage as error:
-            raise wire.RequestError(f"the response {error}") from None
-        return wire.parse_response(data, self.reference)
+            raise protocol.RequestError(f"the response {error}") from None
+        return protocol.parse_response(data, self.reference)
 
     def _read_piece(self) -> bytes:
         if self._events is None:
             try:
-                self._events = self._box.open_message(wire.events_name(self.reference))
+                self._events = self._box.open_message(protocol.events_name(self.reference))
             except FileNotFoundError:
                 return b""
             except UnreadableMessage as error:
-                raise wire.RequestError(f"the file of events {error}") from None
+                raise protocol.RequestError(f"the file of events {error}") from None
             os.lseek(self._events, self._offset, os.SEEK_SET)
         return os.read(self._events, PIECE_BYTES)
 
     def _split(self, piece: bytes) -> Iterator[Report]:
         """Yield the reports of all complete lines."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > wire.LINE_BYTES:
-            raise wire.RequestError("the file of events has a line that is too long")
+        if len(self._rest) > protocol.LINE_BYTES:
+            raise protocol.RequestError("the file of events has a line that is too long")
         for line in lines:
             self._offset += len(line) + 1
             report = _read_line(line)
@@ -212,11 +215,11 @@ class OutboxRun:
         """Write a message or a cancel for one run to a file, and return the name of the file."""
         if self._is_over:
             raise Undelivered(OVER)
-        if self._steers == wire.MOST_STEERS:
+        if self._steers == protocol.MOST_STEERS:
             raise Undelivered(TOO_MANY)
-        data, name = wire.encode_steer(int(run or 0), text), wire.steer_name(self.reference, self._steers)
-        if len(data) > wire.REQUEST_BYTES:
-            raise RetinueError(f"the message is larger than the {wire.REQUEST_BYTES} bytes that the host accepts")
+        data, name = protocol.encode_steer(int(run or 0), text), protocol.steer_name(self.reference, self._steers)
+        if len(data) > protocol.REQUEST_BYTES:
+            raise RetinueError(f"the message is larger than the {protocol.REQUEST_BYTES} bytes that the host accepts")
         self._steers += 1
         try:
             self._box.put_message(name, data, reader=self._box.owner)
@@ -230,7 +233,7 @@ class OutboxRun:
             self._write_steer(run, None)
         elif not self._is_over:
             with suppress(OSError):
-                self._box.create_mark(wire.cancel_name(self.reference))
+                self._box.create_mark(protocol.cancel_name(self.reference))
 
     async def answer(self, run: str, approval_id: str, decision: Decision) -> None:
         raise Undelivered("questions are answered on the host")
@@ -241,12 +244,12 @@ class OutboxRun:
         box, name = self._box, self.reference
         with suppress(OSError):
             if not self._is_answered:
-                box.create_mark(wire.cancel_name(name))
-                if box.has_entry(wire.claim_name(name)):
+                box.create_mark(protocol.cancel_name(name))
+                if box.has_entry(protocol.claim_name(name)):
                     return
             for number in range(self._steers):
-                box.remove_entry(wire.steer_name(name, number))
-            for file in (wire.request_name, wire.response_name, wire.events_name, wire.cancel_name):
+                box.remove_entry(protocol.steer_name(name, number))
+            for file in (protocol.request_name, protocol.response_name, protocol.events_name, protocol.cancel_name):
                 box.remove_entry(file(name))
 
 

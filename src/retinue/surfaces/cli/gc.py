@@ -178,12 +178,12 @@ async def remove_old_trees(
     return report
 
 
-def _find_origins(trees: list[StoredTree], going: set[str]) -> set[str]:
-    """Return the trees that the trees outside `going` continue, directly or indirectly."""
+def _find_origins(trees: list[StoredTree], removed: set[str]) -> set[str]:
+    """Return the trees that are continued by trees outside `removed`, directly or indirectly."""
     origins = {stored.tree: stored.origin for stored in trees}
     found: set[str] = set()
     for stored in trees:
-        tree = stored.tree if stored.tree not in going else ""
+        tree = stored.tree if stored.tree not in removed else ""
         while (tree := origins.get(tree, "")) and tree not in found:
             found.add(tree)
     return found

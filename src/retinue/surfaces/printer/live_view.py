@@ -444,8 +444,8 @@ def _trim_diff(text: str) -> str:
     whole diff."""
     lines = text.split("\n")
     changed = {place for place, line in enumerate(lines) if line[:1] in ("-", "+")}
-    near = {place + step for place in changed for step in (-1, 0)}
-    return "\n".join(line for place, line in enumerate(lines) if place in near and not line.startswith(("@@", "[")))
+    shown = {place + step for place in changed for step in (-1, 0)}
+    return "\n".join(line for place, line in enumerate(lines) if place in shown and not line.startswith(("@@", "[")))
 
 
 def _keep_end(text: str, lines: int) -> str:
