@@ -646,8 +646,8 @@ async def test_a_tool_call_of_a_client_is_made_and_logged_as_its_runs_own(kind: 
         [entry] = outcome.data["results"]
         row, result = await c.describe_run(client.tree, 1), await c.wait(client.tree, 1)
         assert (entry["status"], result.final_response, row.call_id) == ("completed", "found it", "call_1")
-        ticket = SpawnedRun(1, client.ref, row.workspace, row.timeout_seconds, entry["log_path"])
-        assert (await client.make_reply(SPAWN.name, [(result, ticket)])).data["results"] == [entry]
+        child = SpawnedRun(1, client.ref, row.workspace, row.timeout_seconds, entry["log_path"])
+        assert (await client.make_reply(SPAWN.name, [(result, child)])).data["results"] == [entry]
         await client.close()
         calls = [item.body async for item in c.watch(client.tree) if isinstance(item, Event) and item.run == 0]
         [made] = [body for body in calls if isinstance(body, ToolCall)]

@@ -143,9 +143,9 @@ class Replay:
             asked_by_model=False,
             continues=record.spawned.continues,
         )
-        [ticket] = await link.children.spawn_runs([order])
+        [child] = await link.children.spawn_runs([order])
         self._mark_spawned({record.number})
-        return ticket.run
+        return child.run
 
     def give_up_children(self, record: RunRecord) -> None:
         """Give up the unspawned children of an ended run, so that no run waits for them."""

@@ -255,14 +255,14 @@ class RoundConductor:
             self._plan.evaluator, self._make_task(link, number), call_id=answer.call_id, asked_by_model=False
         )
         try:
-            [ticket] = await link.children.spawn_runs([order])
+            [child] = await link.children.spawn_runs([order])
         except SpawnRefused as refused:
             problems = (f"the evaluator could not be started: {refused}",)
             evaluated = RoundEvaluated(round=number, basis="checklist", problems=problems)
         else:
-            [result] = await link.children.wait_for([ticket.run])
-            handed = await link.files.read_handed_files(ticket.run, (PACKET_FILE, TASKS_FILE), FILE_BYTES)
-            evaluated = read_evaluation(handed, round=number, evaluator_run=ticket.run, status=result.status)
+            [result] = await link.children.wait_for([child.run])
+            handed = await link.files.read_handed_files(child.run, (PACKET_FILE, TASKS_FILE), FILE_BYTES)
+            evaluated = read_evaluation(handed, round=number, evaluator_run=child.run, status=result.status)
         if evaluated.problems:
             _warn_once(link, f"round {number}: {'; '.join(evaluated.problems)}")
         link.emit(evaluated)

@@ -80,8 +80,8 @@ async def run_team(job: Job, link: Link) -> Ending:
         )
         for profile in job.plan.children
     ]
-    tickets = await link.children.spawn_runs(orders)
-    return await team.run([ticket.run for ticket in tickets])
+    children = await link.children.spawn_runs(orders)
+    return await team.run([child.run for child in children])
 
 
 def _join_words(job: Job) -> str:

@@ -152,8 +152,8 @@ class Context:
         """Start a child run. Raises SpawnRefused. `await child.result()` waits for the child; meanwhile the slot of
         this run is free for others."""
         wanted = task if isinstance(task, Task) else Task(task)
-        [ticket] = await self._link.children.spawn_runs([SpawnOrder(profile, wanted, asked_by_model=False)])
-        return RunHandle(self._control, ticket.ref, wait=partial(_wait_for_child, self._link, ticket.run))
+        [child] = await self._link.children.spawn_runs([SpawnOrder(profile, wanted, asked_by_model=False)])
+        return RunHandle(self._control, child.ref, wait=partial(_wait_for_child, self._link, child.run))
 
 
 async def _wait_for_child(link: Link, run: int) -> Result[Any]:

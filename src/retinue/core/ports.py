@@ -200,7 +200,8 @@ class SpawnOrder(msgspec.Struct, frozen=True, gc=False):
 
 
 class SpawnedRun(msgspec.Struct, frozen=True, gc=False):
-    """A child run that was created."""
+    """A child run that was created, as the tool that ordered it sees it. `status_file` is the path of its status file;
+    empty if it has none."""
 
     run: int
     ref: RunRef

@@ -178,8 +178,8 @@ class KnownRun:
     def has_ended(self) -> bool:
         return self.row.result is not None
 
-    def make_ticket(self, folder: str) -> SpawnedRun:
-        """Return the ticket of the run. `folder` is the folder of the run, or '' if it has no status file."""
+    def to_spawned_run(self, folder: str) -> SpawnedRun:
+        """Return this run as the spawn tools see it. `folder` is its folder, or '' if it has no status file."""
         row = self.row
         ref = RunRef(
             tree=self.tree,

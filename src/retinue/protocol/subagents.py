@@ -187,7 +187,7 @@ def describe_status(result: Result[Any]) -> str:
             return "partial" if result.partial else "error"
 
 
-def make_result_entry(result: Result[Any], ticket: SpawnedRun, *, answer: str) -> dict[str, Any]:
+def make_result_entry(result: Result[Any], child: SpawnedRun, *, answer: str) -> dict[str, Any]:
     """Make the entry of one result in a blocking reply. `answer` is the text as far as it fits inline."""
     usage = result.usage if result.team is None else result.total_usage  # a team itself calls no model
     return {
@@ -199,9 +199,9 @@ def make_result_entry(result: Result[Any], ticket: SpawnedRun, *, answer: str) -
         "execution_time_seconds": round(result.duration_ms / 1000, 3),
         "error": result.error_details,
         "token_usage": _describe_usage(usage),
-        "log_path": ticket.status_file,
+        "log_path": child.status_file,
         "warning": result.warning,
-        "timeout_seconds": ticket.timeout_seconds,
+        "timeout_seconds": child.timeout_seconds,
         **_describe_changes(result),
         **({} if result.team is None else {"team": _describe_team(result.team)}),
     }
@@ -260,7 +260,7 @@ def make_blocking_reply(entries: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def make_background_reply(tickets: Sequence[SpawnedRun]) -> dict[str, Any]:
+def make_background_reply(children: Sequence[SpawnedRun]) -> dict[str, Any]:
     """Make the reply for runs that continue in the background."""
     return {
         "success": True,
@@ -268,14 +268,14 @@ def make_background_reply(tickets: Sequence[SpawnedRun]) -> dict[str, Any]:
         "mode": "background",
         "subagents": [
             {
-                "subagent_id": ticket.ref.subagent_id,
+                "subagent_id": child.ref.subagent_id,
                 "status": "running",
-                "workspace": ticket.workspace,
-                "status_file": ticket.status_file,
-                "timeout_seconds": ticket.timeout_seconds,
-                "agent": f"agent:{ticket.run}",
+                "workspace": child.workspace,
+                "status_file": child.status_file,
+                "timeout_seconds": child.timeout_seconds,
+                "agent": f"agent:{child.run}",
             }
-            for ticket in tickets
+            for child in children
         ],
         "note": "They run in the background. A notice comes when each has ended; get_agent then gives its result.",
     }

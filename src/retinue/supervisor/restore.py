@@ -582,7 +582,7 @@ class ResumedChildServices(ChildServices, eq=False):
     async def spawn_runs(self, orders: Sequence[SpawnOrder]) -> list[SpawnedRun]:
         made = find_spawned(self.run, orders[0].call_id)[: len(orders)]
         rest = orders[len(made) :]
-        return [child.ticket() for child in made] + (await super().spawn_runs(rest) if rest else [])
+        return [child.to_spawned_run() for child in made] + (await super().spawn_runs(rest) if rest else [])
 
 
 def find_spawned(run: Run, call_id: str) -> list[Run]:

@@ -158,8 +158,8 @@ class Run(msgspec.Struct, eq=False, gc=False):
         if self.stopping is not None or self.ending:
             raise asyncio.CancelledError
 
-    def ticket(self) -> SpawnedRun:
-        """Return the ticket of the run, for the tool that spawned it."""
+    def to_spawned_run(self) -> SpawnedRun:
+        """Return this run as the tool that spawned it sees it."""
         return SpawnedRun(
             run=self.ref.run,
             ref=self.ref,

@@ -73,10 +73,10 @@ class ChildServices(msgspec.Struct, eq=False, gc=False):
     shared: SharedServices
 
     async def spawn_runs(self, orders: Sequence[SpawnOrder]) -> list[SpawnedRun]:
-        tickets = self.shared.spawn_children(self.tree, self.run, orders)
+        children = self.shared.spawn_children(self.tree, self.run, orders)
         if orders[0].files and orders[0].background:
-            await self.shared.files.wait_until_created(self.tree.id, [ticket.run for ticket in tickets])
-        return tickets
+            await self.shared.files.wait_until_created(self.tree.id, [child.run for child in children])
+        return children
 
     async def wait_for(
         self, runs: Sequence[int], *, any: bool = False, seconds: float | None = None

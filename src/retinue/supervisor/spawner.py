@@ -211,7 +211,7 @@ class Spawner:
     def spawn_children(self, tree: Tree, parent: Run, orders: Sequence[SpawnOrder]) -> list[SpawnedRun]:
         """Start runs below `parent`, all of them or none. Raises SpawnRefused before the first run is made."""
         checked = [self._check_order(parent, order) for order in orders]
-        return [self.spawn_child(tree, parent, each).ticket() for each in checked]
+        return [self.spawn_child(tree, parent, each).to_spawned_run() for each in checked]
 
     def _check_order(self, parent: Run, order: SpawnOrder) -> CheckedOrder:
         """Return the checked order of a child. Raises SpawnRefused if the parent, the depth or the budget forbids the

@@ -132,8 +132,8 @@ class Supervisor:
             asked_by_model=False,
         )
         since = tree.seq
-        [ticket] = self.spawner.spawn_children(tree, parent, [order])
-        return self._make_handle(tree.runs[ticket.run], since=since)
+        [child] = self.spawner.spawn_children(tree, parent, [order])
+        return self._make_handle(tree.runs[child.run], since=since)
 
     async def open_client(self, options: ClientOptions) -> ClientHandle:
         leaving = asyncio.Event()

@@ -66,12 +66,12 @@ class SpawnProfile:
         background = read_argument(call, "background", bool, default=False)
         order = SpawnOrder(self.profile, Task(task, context=context), call.id, background, queue=self.queues)
         try:
-            [ticket] = await (children := link.children).spawn_runs([order])
+            [child] = await (children := link.children).spawn_runs([order])
         except SpawnRefused as refused:
             return Outcome(str(refused), success=False)
         if background:
-            return Outcome(f"agent:{ticket.run}")
-        [result] = await children.wait_for([ticket.run])
+            return Outcome(f"agent:{child.run}")
+        [result] = await children.wait_for([child.run])
         return Outcome(result.final_response, result.success, data=result)
 
 
@@ -120,13 +120,13 @@ class SpawnSubagents:
         background = bool(call.args.get("background", False))
         try:
             orders = self._make_orders(call, folders, link, background)
-            tickets = await link.children.spawn_runs(orders)
+            children = await link.children.spawn_runs(orders)
         except (ToolError, SpawnRefused) as error:
             return encode_reply(words.make_error_reply(str(error)), success=False)
         if background:
-            return encode_reply(words.make_background_reply(tickets))
-        results = await link.children.wait_for([ticket.run for ticket in tickets])
-        return self.reply(list(zip(results, tickets, strict=True)), folders)
+            return encode_reply(words.make_background_reply(children))
+        results = await link.children.wait_for([child.run for child in children])
+        return self.reply(list(zip(results, children, strict=True)), folders)
 
     @staticmethod
     def names_paths(call: Call) -> bool:
@@ -141,7 +141,7 @@ class SpawnSubagents:
         """Make the reply for runs that have ended. Cut the answers until the whole reply fits inline."""
         limit = INLINE_BYTES
         while True:
-            entries = [_make_entry(result, ticket, folders, limit) for result, ticket in results]
+            entries = [_make_entry(result, child, folders, limit) for result, child in results]
             reply = words.make_blocking_reply(entries)
             outcome = encode_reply(reply, success=reply["success"])
             if len(outcome.text.encode()) <= INLINE_BYTES or limit < SHORTEST_ANSWER:
@@ -189,10 +189,10 @@ def _check_path(index: int, path: str, folders: Folders) -> str:
     return str(found)
 
 
-def _make_entry(result: Result[Any], ticket: SpawnedRun, folders: Folders, limit: int) -> dict[str, Any]:
+def _make_entry(result: Result[Any], child: SpawnedRun, folders: Folders, limit: int) -> dict[str, Any]:
     answer = result.final_response if result.success or not result.partial else result.partial
-    answer, _ = truncate_text(answer, limit, spill=lambda: folders.spill(f"answer-{ticket.run}.txt"))
-    return words.make_result_entry(result, ticket, answer=answer)
+    answer, _ = truncate_text(answer, limit, spill=lambda: folders.spill(f"answer-{child.run}.txt"))
+    return words.make_result_entry(result, child, answer=answer)
 
 
 def encode_reply(reply: dict[str, Any], *, success: bool = True, gives: tuple[int, ...] = ()) -> Outcome:
@@ -373,12 +373,12 @@ class LinkScope:
 
     async def make_entries(self, ended: Sequence[KnownRun]) -> list[Reply]:
         results: list[tuple[Result[Any], SpawnedRun]] = [
-            (known.row.result, self._make_ticket(known)) for known in ended if known.row.result is not None
+            (known.row.result, self._make_spawned_run(known)) for known in ended if known.row.result is not None
         ]
         entries: list[Reply] = SpawnSubagents.reply(results, self._folders).data["results"] if results else []
-        self.given += tuple(ticket.run for _, ticket in results)
-        for entry, (result, ticket) in zip(entries, results, strict=True):
-            entry["agent"] = f"agent:{ticket.run}"
+        self.given += tuple(child.run for _, child in results)
+        for entry, (result, child) in zip(entries, results, strict=True):
+            entry["agent"] = f"agent:{child.run}"
             if result.structured is not None:
                 entry["structured"] = result.structured
         return entries
@@ -387,7 +387,7 @@ class LinkScope:
         return {}
 
     async def describe_activity(self, known: KnownRun) -> Reply:
-        return {"status_file": self._make_ticket(known).status_file}
+        return {"status_file": self._make_spawned_run(known).status_file}
 
-    def _make_ticket(self, known: KnownRun) -> SpawnedRun:
-        return known.make_ticket(f"{self._link.state.runs_folder}/{known.row.run}")
+    def _make_spawned_run(self, known: KnownRun) -> SpawnedRun:
+        return known.to_spawned_run(f"{self._link.state.runs_folder}/{known.row.run}")

@@ -74,7 +74,7 @@ class Backend:
             if not known.has_ended:
                 receipt = await self.control.send(known.tree, known.row.run, text)
                 if receipt.state == "queued":
-                    return RunHandle(self.control, self.make_ticket(known).ref)
+                    return RunHandle(self.control, self.make_spawned_run(known).ref)
         await self._wait_for_resumed(known.tree)
         return await self.control.continue_run(known.tree, known.row.run, text, overrides)
 
@@ -98,9 +98,9 @@ class Backend:
 
     # Subagents
 
-    def make_ticket(self, known: KnownRun) -> SpawnedRun:
+    def make_spawned_run(self, known: KnownRun) -> SpawnedRun:
         folder = self.state / "runs" / known.tree / str(known.row.run)
-        return known.make_ticket(str(folder) if known.is_here or (folder / STATUS_FILE).exists() else "")
+        return known.to_spawned_run(str(folder) if known.is_here or (folder / STATUS_FILE).exists() else "")
 
     async def find_run(self, name: str, client: str | None, others: Mapping[str, KnownRun]) -> KnownRun:
         """Return the subagent `name` from the tree of `client`, from `others` or from the project's logs. Raises

@@ -254,7 +254,7 @@ class ToolHandlers:
     async def describe_made(self, call_id: str) -> Reply:
         """Return the reply about the runs that a call has made so far, in the form for background runs."""
         made = await self._list_made(call_id)
-        reply = subagents.make_background_reply([self._backend.make_ticket(known) for known in made])
+        reply = subagents.make_background_reply([self._backend.make_spawned_run(known) for known in made])
         for entry, known in zip(reply["subagents"], made, strict=True):
             entry["status"] = known.status
             entry.update(self._describe_result(known, entry))
@@ -330,8 +330,8 @@ class ToolHandlers:
             started = await self._backend.continue_run(known, message, seconds=seconds)
             await self._add_primary(call.id, started)
             result = await started.result()
-            ticket = self._backend.make_ticket(await self._describe_primary(started))
-            return await (await self.get_client()).make_reply(SPAWN, [(result, ticket)])
+            child = self._backend.make_spawned_run(await self._describe_primary(started))
+            return await (await self.get_client()).make_reply(SPAWN, [(result, child)])
 
         outcome = await self._make_call(call, run)
         [entry] = outcome.data["results"]
@@ -340,7 +340,7 @@ class ToolHandlers:
 
     async def make_entries(self, ended: Sequence[KnownRun]) -> list[Reply]:
         results: list[tuple[Any, SpawnedRun]] = [
-            (known.row.result, self._backend.make_ticket(known)) for known in ended
+            (known.row.result, self._backend.make_spawned_run(known)) for known in ended
         ]
         if not results:
             return []
@@ -359,7 +359,7 @@ class ToolHandlers:
         return more
 
     async def describe_activity(self, known: KnownRun) -> Reply:
-        fields: Reply = {"status_file": self._backend.make_ticket(known).status_file}
+        fields: Reply = {"status_file": self._backend.make_spawned_run(known).status_file}
         progress = self.progress.get(known.tree)
         if progress is None:
             return fields
