@@ -31,7 +31,7 @@ from retinue.core.teams import Member
 from retinue.log.runs import Runs
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, find_unapplied, print_answer
-from retinue.surfaces.cli.live import Display, Shown, drive
+from retinue.surfaces.cli.live import Display, ShownTree, run_and_show
 from retinue.surfaces.cli.options import add_level_options
 from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.cli.startup import make_printer, wants_live_view
@@ -137,7 +137,7 @@ def execute_demo(args: argparse.Namespace) -> int:
     with _own_python_first():
         header = Header(model=str(parts.model), runtime=parts.runtime, workspace=play.main.workspace)
         display = Display(printer=printer, asks=terminal, live=live, header=header)
-        shown = asyncio.run(drive(parts, lambda control: control.spawn(play.main, Task(TASK)), display))
+        shown = asyncio.run(run_and_show(parts, lambda control: control.spawn(play.main, Task(TASK)), display))
     code = EXIT_CODES.get(shown.result.status, FAILED)
     if shown.stuck:
         screen.exit_stuck(code)
@@ -169,7 +169,7 @@ def _describe_demo(play: Play, project: Path, terminal: bool) -> str:
     return "\n".join(safe.fold_line(line, sys.stderr) for line in lines)
 
 
-def _print_outcome(printer: Printer, shown: Shown) -> None:
+def _print_outcome(printer: Printer, shown: ShownTree) -> None:
     """Print the answer on stdout and the tree on stderr."""
     result = shown.result
     if result.status == "done":

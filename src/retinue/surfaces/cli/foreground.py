@@ -22,7 +22,7 @@ from retinue.core.results import Result
 from retinue.files.private import make_private_folder, open_private_file
 from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
-from retinue.surfaces.cli.live import Begin, Display, Shown, drive
+from retinue.surfaces.cli.live import Begin, Display, ShownTree, run_and_show
 from retinue.surfaces.cli.startup import StartUp, make_header, make_printer, wants_live_view
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.markdown import render_markdown
@@ -72,7 +72,7 @@ def run_tree(
         after=after,
         header=None if profile is None or not profile.has_model else make_header(start, profile),
     )
-    driving = drive(
+    running = run_and_show(
         start.parts,
         begin,
         display,
@@ -80,14 +80,14 @@ def run_tree(
         announce=announce if args.detach else None,
         profile=profile,
     )
-    shown = asyncio.run(driving)
+    shown = asyncio.run(running)
     unapplied = asyncio.run(find_unapplied(shown.result, start.parts.state))
     continuable = start.parts.state is not None
     return print_answer(shown, printer, unapplied, as_json=args.json, live=live, continuable=continuable)
 
 
 def print_answer(
-    shown: Shown,
+    shown: ShownTree,
     printer: Printer,
     unapplied: Sequence[UnappliedChanges],
     *,
@@ -136,7 +136,7 @@ def shares_terminal() -> bool:
         return False
 
 
-def _print_live_end(shown: Shown, printer: Printer, unapplied: Sequence[UnappliedChanges]) -> None:
+def _print_live_end(shown: ShownTree, printer: Printer, unapplied: Sequence[UnappliedChanges]) -> None:
     """Print how to review and apply the changes, then one line of totals, below the answer of a live view."""
     result = shown.result
     printer.note_foreign_output()
@@ -148,7 +148,7 @@ def _print_live_end(shown: Shown, printer: Printer, unapplied: Sequence[Unapplie
     printer.show_note(safe.fold_line(format_totals(shown.runs, time.time()), sys.stderr))
 
 
-def _print_failure(shown: Shown) -> None:
+def _print_failure(shown: ShownTree) -> None:
     result = shown.result
     if result.status != "done":
         hint = UNCONFIRMED_HINT if result.code == "unconfirmed" else ""
@@ -157,7 +157,7 @@ def _print_failure(shown: Shown) -> None:
         output.print_error(shown.log_error)
 
 
-def _suggest_continue(shown: Shown, printer: Printer) -> None:
+def _suggest_continue(shown: ShownTree, printer: Printer) -> None:
     """Print the command that continues a run which ended before its answer."""
     result = shown.result
     if result.status not in CONTINUABLE or shown.log_error is not None or printer.level == "quiet":

@@ -37,8 +37,9 @@ _TELEMETRY_LOGGERS = ("opentelemetry", "retinue.telemetry")
 
 
 @dataclass(frozen=True)
-class Shown:
-    """The outcome of a tree. `stuck` is True if the terminal took no more text; `log_error` is the error of the log."""
+class ShownTree:
+    """A tree that was shown to its end. `stuck` is True if the terminal took no more text; `log_error` is the error of
+    the log."""
 
     result: Result[Any]
     runs: Runs
@@ -60,7 +61,7 @@ class Display:
     header: Header | None = None
 
 
-async def drive(
+async def run_and_show(
     parts: Parts,
     begin: Begin,
     display: Display,
@@ -69,13 +70,13 @@ async def drive(
     announce: Callable[[RunHandle], None] | None = None,
     profile: Profile | None = None,
     make: Callable[[Parts], Control] | None = None,
-) -> Shown:
+) -> ShownTree:
     """Run the tree that `begin` starts to its end, and show it.
 
     `announce` is called with the run once its first event is in the log. `profile` is the profile of the run, if it is
     known in advance. `serves` and `make` are those of `open_process`."""
     printer, live, after = display.printer, display.live, display.after
-    shown: Shown | None = None
+    shown: ShownTree | None = None
     async with _open_screen(display) as screen:
         say = screen.view.show_note if isinstance(screen, LiveScreen) else printer.show_note
         if live:
@@ -135,7 +136,7 @@ async def _wait_until_logged(run: RunHandle) -> None:
             await run.wait_until_logged()
 
 
-async def _show_to_end(run: RunHandle, screen: LiveScreen | BlockScreen, signals: Signals) -> Shown:
+async def _show_to_end(run: RunHandle, screen: LiveScreen | BlockScreen, signals: Signals) -> ShownTree:
     """Show the tree of a run until the run has ended."""
     tasks = TaskOwner()
     screen.attach(run, signals)
@@ -148,7 +149,7 @@ async def _show_to_end(run: RunHandle, screen: LiveScreen | BlockScreen, signals
     if killed.done():  # a working terminal needs no time for the rest, and a blocked one gets no more than this
         await asyncio.wait({showing}, timeout=LAST_WORDS_SECONDS)
     killed.cancel()
-    return Shown(result, screen.runs, stuck=not showing.done())
+    return ShownTree(result, screen.runs, stuck=not showing.done())
 
 
 async def _is_ending_logged(run: RunHandle, runs: Runs) -> bool:

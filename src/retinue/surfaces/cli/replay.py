@@ -21,7 +21,7 @@ from retinue.core.results import Result
 from retinue.log.blocks import format_count
 from retinue.log.records import fold_records
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.live import Display, drive
+from retinue.surfaces.cli.live import Display, run_and_show
 from retinue.surfaces.cli.options import TREE_HELP, add_level_options
 from retinue.surfaces.cli.startup import choose_profile, make_printer
 from retinue.surfaces.printer import colors, safe
@@ -116,7 +116,7 @@ def _load_project(args: argparse.Namespace, primary: RunRecord) -> tuple[Parts, 
 async def _run_replay(replay: ReplayableTree, printer: Printer) -> tuple[Result[Any], dict[int, RunRecord]]:
     """Run the replay, and return its result and the records of its runs."""
     log = open_log(None)
-    shown = await drive(
+    shown = await run_and_show(
         Parts(Path.cwd()),
         lambda control: control.spawn(*replay.primary),
         Display(printer=printer),

@@ -28,7 +28,7 @@ from retinue.protocol.outbox import parse_request_name, request_name
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.foreground import find_unapplied, print_answer, run_tree
-from retinue.surfaces.cli.live import Shown
+from retinue.surfaces.cli.live import ShownTree
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, NAMED_RUN_HELP, add_live_options
 from retinue.surfaces.cli.run import read_task
 from retinue.surfaces.cli.startup import StartUp, make_printer, prepare
@@ -302,4 +302,4 @@ async def _run_elsewhere(
         raise ConfigError(f"process {writer} is gone too: retinue resume {found.tree}")
     result = view.result(found.tree)
     unapplied = await find_unapplied(result, project.state)
-    return print_answer(Shown(result, runs), printer, unapplied, as_json=args.json, continuable=True)
+    return print_answer(ShownTree(result, runs), printer, unapplied, as_json=args.json, continuable=True)
