@@ -1,15 +1,18 @@
 """Docs cannot lie: the snippets and tables of single pages. `test_pages.py` has what holds for all of them."""
 
+import inspect
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import retinue as library
 from retinue.config.profiles import find_definitions
 from retinue.config.project import load_project
 from retinue.core.events import KINDS
 from retinue.core.limits import ResourceLimits
+from retinue.core.rules import MODES
 from tests.docs.settings_reference import render_reference
 
 ROOT = Path(__file__).parents[2]
@@ -205,3 +208,10 @@ def test_the_architecture_page_lists_the_packages_in_the_linter_s_order() -> Non
     table = page[page.index("| package | contents |") : page.index("## One run")]
     on_page = [set(re.findall(r"`(\w+)`", row.split("|")[1])) for row in table.splitlines()[2:] if row]
     assert on_page == in_linter
+
+
+def test_the_help_of_open_describes_every_option_and_mode() -> None:
+    text = inspect.getdoc(library.open)
+    assert text is not None
+    described = set(re.findall(r"`(\w+)`", text))
+    assert {*inspect.signature(library.open).parameters, *MODES} - described == set()

@@ -221,16 +221,17 @@ def open(  # noqa: PLR0913 - the main entry point
     `model` is the default for profiles without a model. `limits` apply to each primary and its tree.
 
     Approvals: `mode` `yes` runs every tool without asking, `strict` asks for every tool of a primary, and `ask` (the
-    default) asks for tools that change something. `allow`, `ask` and `deny` are rules such as `shell(git status*)`: a
-    deny rule wins over an ask rule, that over an allow rule, and that over the mode. A question without an answer for
+    default) asks for tools that change something. `sandboxed` is like `ask`, but does not ask about edits and commands
+    of a run in its own sandboxed workspace. `allow`, `ask` and `deny` are rules such as `shell(git status*)`: a deny
+    rule wins over an ask rule, that over an allow rule, and that over the mode. A question without an answer for
     `approval_timeout` seconds is denied. Without an `approver`, a run that must ask ends, unless `wait_approvals` lets
     it wait that many seconds for a call of `control.answer`.
 
-    `prices` replaces the price library. `telemetry` sends spans and metrics to the OpenTelemetry providers of your
-    program or of a `Telemetry`, or without any to the collector in OTEL_EXPORTER_OTLP_ENDPOINT. `context_paths` are
-    files and folders outside the project that every primary may read and pass on to its subagents. `network` limits the
-    hosts that runs may reach: names such as `docs.python.org` or `*.example.com` (for `web_fetch`, and through a proxy
-    for commands in a sandbox), "full", or "none" (the default).
+    `prices` replaces the price library, and `clock` the system's clock, for tests. `telemetry` sends spans and metrics
+    to the OpenTelemetry providers of your program or of a `Telemetry`, or without any to the collector in
+    OTEL_EXPORTER_OTLP_ENDPOINT. `context_paths` are files and folders outside the project that every primary may read
+    and pass on to its subagents. `network` limits the hosts that runs may reach: names such as `docs.python.org` or
+    `*.example.com` (for `web_fetch`, and through a proxy for commands in a sandbox), "full", or "none" (the default).
 
     `runtime` is the runtime of profiles that set none: `inherited` (in this process, with your authority), `isolated`
     (a sandbox for each run), `container` (a container for each run) or `delegated` (subagents are requested from the
