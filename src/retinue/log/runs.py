@@ -70,11 +70,12 @@ NOTHING = Decimal(0)
 class RunView(Struct, eq=False, gc=False):
     """One run, folded from its events.
 
-    `place` is where the run was to work, and `sandbox` names the protections of the sandbox that a call has reported.
-    `unpriced` counts the tokens of calls without a known price. `away` are the seconds in which no process had the run
-    or it waited for a message; `waiting_since` is the start of the current wait. `stored_state` is the state of a run
-    restored from the index, whose calls and questions are not loaded. Without `keeps_texts` the view keeps no
-    messages, warnings or tool logs: a tally needs none of them, and a run can be long.
+    `started` is its newest `run.started`, which says in which sandbox it was to work. `sandbox` names the protections
+    of the sandbox that a call has reported. `unpriced` counts the tokens of calls without a known price. `away` are the
+    seconds in which no process had the run or it waited for a message; `waiting_since` is the start of the current
+    wait. `stored_state` is the state of a run restored from the index, whose calls and questions are not loaded.
+    Without `keeps_texts` the view keeps no messages, warnings or tool logs: a tally needs none of them, and a run can
+    be long.
     """
 
     number: int
@@ -83,7 +84,7 @@ class RunView(Struct, eq=False, gc=False):
     spawned_at: float
     spawned: RunSpawned
     started_at: float | None = None
-    place: RunStarted | None = None
+    started: RunStarted | None = None
     sandbox: tuple[str, ...] = ()
     remote: RunRemote | None = None
     ended_at: float | None = None
@@ -170,7 +171,7 @@ class RunView(Struct, eq=False, gc=False):
             case RunStarted():
                 if self.started_at is None:
                     self.started_at = event.at
-                self.place, self.sandbox = body, ()  # a resumed run can start in another place
+                self.started, self.sandbox = body, ()  # a resumed run can start in another sandbox
             case RunWaiting():
                 self.waiting_since = event.at
                 self.calls, self.approvals = (), ()
@@ -394,7 +395,7 @@ class RunView(Struct, eq=False, gc=False):
         if ended.status not in STATUSES:
             text, details = ending_texts("failed", name=self.agent, primary=False)
             ended = structs.replace(ended, status="failed", final_response=text, error_details=details)
-        place, spawned, made = self.place, self.spawned, ended
+        started, spawned, made = self.started, self.spawned, ended
         if self.team is not None:
             presented = self.find_presented()
             spawned = structs.replace(spawned, workspace=presented.spawned.workspace)
@@ -422,7 +423,7 @@ class RunView(Struct, eq=False, gc=False):
             "; ".join(self.warnings) if self.warnings else None,
             made.changed_files,
             made.changed_count,
-            "inherited" if place is None else place.runtime,
+            "inherited" if started is None else started.runtime,
             self.sandbox,
             ended.code,
             tuple([child.result(tree) for child in self.children if child.ended is not None]) if self.children else (),

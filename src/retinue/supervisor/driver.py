@@ -102,7 +102,7 @@ class Driver:
             return None
         plan, history = run.plan, run.history
         started = plan.runtime.started
-        if started is not None and (history is None or run.view.place != started):
+        if started is not None and (history is None or run.view.started != started):
             tree.write(run, started)
         if run.queues and self._files.keeps(tree.id, run.ref.run):  # tool replies name its workspace
             run.folders.make_named_folder()

@@ -64,8 +64,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 def read_header(run: RunView, tree: str, *, runtime: str | None = None) -> Header | None:
     """Return the header of a run, read from the log. `runtime` is the requested runtime, used until the run has
     started. Return None if the runtime is unknown."""
-    if run.place is not None:
-        runtime = run.place.runtime
+    if run.started is not None:
+        runtime = run.started.runtime
     if runtime is None:
         return None
     spawned, profile = run.spawned, decode_raw(run.spawned.profile)
