@@ -21,8 +21,8 @@ REPO = Path(__file__).resolve().parent.parent
 ALLOWED = Path(__file__).with_name("allowed_words.json")
 PACKAGE = "src/retinue"
 MOST_PERCENT = {  # to be lowered, never raised
-    (PACKAGE, "one_word_functions_percent"): 4.5,
-    (PACKAGE, "one_word_methods_percent"): 41.4,
+    (PACKAGE, "one_word_functions_percent"): 4.0,
+    (PACKAGE, "one_word_methods_percent"): 40.2,
     (PACKAGE, "vague_words_percent"): 3.9,
     ("tests", "vague_words_percent"): 6.1,
     ("bench", "vague_words_percent"): 3.2,

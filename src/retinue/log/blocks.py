@@ -192,13 +192,9 @@ class Blocks:
             case ApprovalDecided() as decided:
                 return _make_decision_block(event, seen, decided)
             case Warned(text=text):
-                return _make_block(
-                    event, seen, (("bad", "⚠ "), *self._name_run(event, seen), ("plain", text)), line=True
-                )
+                return _make_warning_block(event, seen, *self._name_run(event, seen), ("plain", text))
             case Gap(count=count, reason=reason):
-                return _make_block(
-                    event, seen, (("bad", "⚠ "), ("plain", f"{count} events are missing: {reason}")), line=True
-                )
+                return _make_warning_block(event, seen, ("plain", f"{count} events are missing: {reason}"))
             case AnswerGiven() | VoteCast() | AnswersShown() | MemberLost() | TeamDecided():
                 return self._make_team_block(event, seen, event.body)
             case RunWaiting() as waiting:
@@ -275,7 +271,7 @@ class Blocks:
         seen.told = [*seen.told, *held]
         why = "" if waiting.after == "answered" else waiting.after + (f": {waiting.text}" if waiting.text else "")
         if not held:
-            return _make_block(event, seen, (("bad", "⚠ "), ("plain", why)), line=True) if why else None
+            return _make_warning_block(event, seen, ("plain", why)) if why else None
         body = "\n\n".join([*held, f"[{why}]"] if why else held)
         return self._make_titled_block(event, seen, "message", body)
 
@@ -353,6 +349,10 @@ def is_team_call(call: ToolCall) -> bool:
 
 def _make_block(event: Event, seen: _Seen, spans: tuple[Span, ...], body: str = "", **more: Any) -> Block:
     return Block(event.kind, spans, body, seen.label, **more)
+
+
+def _make_warning_block(event: Event, seen: _Seen, *spans: Span) -> Block:
+    return _make_block(event, seen, (("bad", "⚠ "), *spans), line=True)
 
 
 def _make_decision_block(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | None:

@@ -98,10 +98,8 @@ class OutboxRun:
         """Write the request, unless it was written, claimed or answered before. Then the existing response counts and
         nothing runs twice."""
         name, request = self.reference, self._request
-        if any(
-            self._box.has_entry(file(name))
-            for file in (protocol.request_name, protocol.claim_name, protocol.response_name)
-        ):
+        written = protocol.request_name(name), protocol.claim_name(name), protocol.response_name(name)
+        if any(map(self._box.has_entry, written)):
             return
         limits = request.limits
         data = protocol.encode_request(

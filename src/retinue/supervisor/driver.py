@@ -150,7 +150,7 @@ class Driver:
             adoption.add_run(below.view.spawned.remote_id, below)
         adoption.restore(run.remote_tail)
         run.set_relay(partial(adoption.send, STARTED))
-        reading = start_task(_read_reports(tree, run, adapter, remote, adoption))
+        reading = start_task(_adopt_all(tree, run, adapter, remote, adoption))
         try:
             ended = await asyncio.shield(reading)
             run.keep_partial(ended.partial)
@@ -403,9 +403,7 @@ def _list_peer_runs(run: Run) -> list[Run]:
     return found
 
 
-async def _read_reports(
-    tree: Tree, run: Run, adapter: RemoteAdapter, remote: StartedRun, adoption: Adoption
-) -> RunEnded:
+async def _adopt_all(tree: Tree, run: Run, adapter: RemoteAdapter, remote: StartedRun, adoption: Adoption) -> RunEnded:
     """Adopt the reports of the peer until it reports the ending of the run itself. Raises Disconnected if the reports
     stop without this ending."""
     reports: AsyncGenerator[Report]

@@ -180,16 +180,14 @@ class PlanRestorer:
             was, now = ("none", "one") if spawned.model else ("a Python function", "none")
             raise ConfigError(f"'{profile.name}' was {was} and is {now}; {AGAIN}")
         wanted = self._choose_model(spawned)
-        plan = self._make_plan(profile, spawned, parent, named=parent is None, given=given)
+        plan = self._replan(profile, spawned, parent, named=parent is None, given=given)
         if plan.model is not None and plan.model_name != wanted:
             if ":" not in wanted:
                 raise ConfigError(f"its model was '{wanted}', made in Python; {AGAIN}")
-            plan = self._make_plan(profile, spawned, parent, named=True, given=given)
+            plan = self._replan(profile, spawned, parent, named=True, given=given)
         return plan
 
-    def _make_plan(
-        self, profile: Profile, spawned: RunSpawned, parent: Plan | None, *, named: bool, given: bool
-    ) -> Plan:
+    def _replan(self, profile: Profile, spawned: RunSpawned, parent: Plan | None, *, named: bool, given: bool) -> Plan:
         """Return a plan as for a new run. The runtime in the log counts only if it is stricter: a log never loosens
         the current settings."""
         task, logged = self._make_task(spawned, named=named), _decode(spawned.profile, _StoredProfile).runtime
