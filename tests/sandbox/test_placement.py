@@ -64,8 +64,8 @@ def placed(mode: RuntimeName = "inherited", fallback: RuntimeName | None = None,
 @pytest.mark.requirement("MASS-6", "P32")
 def test_a_child_is_never_sandboxed_less_than_its_parent() -> None:
     place = placed()
-    strict, floor, _ = place(Profile("a", runtime="isolated"), None)
-    parent = Plan(profile=Profile("main"), runtime=IN_PROCESS, floor=floor)
+    strict, laxest_runtime, _ = place(Profile("a", runtime="isolated"), None)
+    parent = Plan(profile=Profile("main"), runtime=IN_PROCESS, laxest_runtime=laxest_runtime)
     assert strict.name == "isolated"
     for wish in (None, "inherited", "isolated"):
         runtime, below, _ = place(Profile("b", runtime=wish), parent)  # type: ignore[arg-type]
@@ -94,8 +94,8 @@ def test_a_callable_stays_with_the_host_and_its_children_do_not() -> None:
     async def work(task: str, ctx: object) -> str:
         return task
 
-    runtime, floor, _ = placed("isolated")(Profile("a", call=work), None)
-    assert (runtime.name, floor) == ("inherited", "isolated")
+    runtime, laxest_runtime, _ = placed("isolated")(Profile("a", call=work), None)
+    assert (runtime.name, laxest_runtime) == ("inherited", "isolated")
 
 
 @pytest.mark.requirement("MASS-4")

@@ -176,7 +176,7 @@ class ProfilePlanner:
         output = None if profile.output is None else answer.make_output(profile.output)
         if output is not None and profile.has_model:
             tools[FINAL_ANSWER] = answer.FinalAnswer(output)
-        network, runtime, floor, fallback = self._choose_place(profile, parent)
+        network, runtime, laxest_runtime, fallback = self._choose_runtime(profile, parent)
         model, model_name = self._choose_model(profile, task, parent) if profile.has_model else (None, "")
         notes = self._bind_web_tools(profile, tools, host, network, model)
         program_tools = offer_tools_to_programs(tools, host, named=CODE_MODE in (profile.tools or ()))
@@ -211,7 +211,7 @@ class ProfilePlanner:
             profile_json=_encode_profile(profile, system, runtime.name),
             tools_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(specs))),
             runtime=runtime,
-            floor=floor,
+            laxest_runtime=laxest_runtime,
             parse=None if output is None else output.parse,
             network=network,
             notes=tuple(warnings),
@@ -240,7 +240,7 @@ class ProfilePlanner:
         has_novelty = any(child.name.casefold() == NOVELTY for child in children)
         return RoundsPlan(rounds=rounds, evaluator=evaluator, has_novelty=has_novelty)
 
-    def _choose_place(
+    def _choose_runtime(
         self, profile: Profile, parent: Plan | None
     ) -> tuple[Hosts, Runtime, RuntimeName, Sequence[Warned]]:
         """Return the hosts that a run may reach, its runtime, the laxest runtime of its children, and warnings about
@@ -260,7 +260,7 @@ class ProfilePlanner:
             if isinstance(member, Profile) and member.tools is not None:
                 own, own_host = self._make_tools(member, parent, given=True)
                 tools, host = tools | own, host | own_host
-        network, runtime, floor, fallback = self._choose_place(team, parent)
+        network, runtime, laxest_runtime, fallback = self._choose_runtime(team, parent)
         if task.refine and not team.refine:
             team = replace(team, refine=True)
         return Plan(
@@ -271,7 +271,7 @@ class ProfilePlanner:
             profile_json=_encode_profile(team, team.instructions, runtime.name),
             tools_json=msgspec.Raw(b"[]"),
             runtime=runtime,
-            floor=floor,
+            laxest_runtime=laxest_runtime,
             network=network,
             notes=tuple(fallback),
             reserves_evaluator=reserves_evaluator,

@@ -104,7 +104,7 @@ class Replay:
             tools_json=msgspec.Raw(msgspec.json.encode(specs)),
             runtime=IN_PROCESS,
             run_job=run.run_job,
-            floor="inherited",
+            laxest_runtime="inherited",
         )
 
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:

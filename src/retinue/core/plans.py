@@ -37,14 +37,14 @@ class Plan:
     """A profile resolved for one run. A plan with nothing but a profile belongs to a run that does no work here.
 
     `host` are the tools that run in the supervisor's process. `profile_json` and `tools_json` go into `run.spawned`.
-    `floor` is the laxest runtime a child may have. `notes` are warnings for a person when the run is spawned. `run_job`
-    replaces loop and sandbox in a replay. `explain_missing` says why a tool of an MCP server is unavailable. Programs
-    of code mode can call the `program_tools`. With a `team` the run is a team, and `children` are the profiles of its
-    members. `members` are the `subagent_agents` for the runs it spawns. `primary_model` is the model of the tree's
-    primary, with its name. With `rounds` the run answers several times. `reserves_evaluator` forbids models to spawn
-    the evaluator, as in a tree with rounds. `handed_files` are names of files that the run exists to write into its own
-    workspace, so writing them needs no approval. `needs_repository` is True if the run, or a member of its team, works
-    here in a git worktree."""
+    `laxest_runtime` bounds the runtimes of its children. `notes` are warnings for a person when the run is spawned.
+    `run_job` replaces loop and sandbox in a replay. `explain_missing` says why a tool of an MCP server is unavailable.
+    Programs of code mode can call the `program_tools`. With a `team` the run is a team, and `children` are the profiles
+    of its members. `members` are the `subagent_agents` for the runs it spawns. `primary_model` is the model of the
+    tree's primary, with its name. With `rounds` the run answers several times. `reserves_evaluator` forbids models to
+    spawn the evaluator, as in a tree with rounds. `handed_files` are names of files that the run exists to write into
+    its own workspace, so writing them needs no approval. `needs_repository` is True if the run, or a member of its
+    team, works here in a git worktree."""
 
     profile: Profile
     runtime: Runtime
@@ -60,7 +60,7 @@ class Plan:
     tools_json: msgspec.Raw = field(default_factory=partial(msgspec.Raw, b"null"))
     tools_bytes: int = field(init=False)  # the size of `tools_json`; this and `needs_repository` are the same for all
     needs_repository: bool = field(init=False)  # runs of the plan, so they are found out once
-    floor: RuntimeName = RUNTIMES[-1]
+    laxest_runtime: RuntimeName = RUNTIMES[-1]
     parse: Callable[[Any], Any] | None = None
     network: Hosts = ()
     notes: tuple[Warned, ...] = ()

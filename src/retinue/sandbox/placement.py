@@ -49,9 +49,9 @@ class Placement:
         wanted = profile.runtime or self._mode
         if wanted == "delegated" and parent is None and profile.runtime is None:
             wanted = "inherited"  # the primary delegates its children; its own sandbox is the container around it
-        if parent is not None and RUNTIMES.index(parent.floor) > RUNTIMES.index(wanted):
-            wanted = parent.floor
-        if wanted == "delegated" and parent is not None and parent.floor == "isolated":
+        if parent is not None and RUNTIMES.index(parent.laxest_runtime) > RUNTIMES.index(wanted):
+            wanted = parent.laxest_runtime
+        if wanted == "delegated" and parent is not None and parent.laxest_runtime == "isolated":
             wanted = "isolated"  # its tools already have a sandbox here, so nothing is delegated to the host
         remote = self._find_remote(profile)
         if remote is not None:

@@ -197,7 +197,7 @@ class PlanRestorer:
         )
         plan = make_plan(profile)
         is_open = self._runtime is None or (parent is None and self._runtime == DELEGATED)
-        if is_open and logged in RUNTIMES and RUNTIMES.index(logged) > RUNTIMES.index(plan.floor):
+        if is_open and logged in RUNTIMES and RUNTIMES.index(logged) > RUNTIMES.index(plan.laxest_runtime):
             plan = make_plan(replace(profile, runtime=logged))
         return plan
 
