@@ -168,7 +168,7 @@ class ApprovalSettings:
     mode: Mode | None = setting(
         choice(MODES),
         "ask: before a tool changes something; strict: before every tool of the primary; sandboxed: as ask, but not "
-        "for edit, write and shell in a sandboxed workspace of its own; yes: never",
+        "for edits, commands and programs in a sandboxed workspace of its own; yes: never",
         default="ask",
         unset=None,
         trust=trust_for(*(mode for mode in MODES if mode not in ("ask", "strict"))),
