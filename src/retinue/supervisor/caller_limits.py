@@ -43,6 +43,13 @@ class ServedCall:
             self.account = Account("the caller", tokens=self.caller.tokens, cost=self.caller.cost, parent=above)
         return above if above is not None and self.account in above.chain else self.account
 
+    def narrow(self, max_depth: int, seconds: float | None, *, depth: int, now: float) -> tuple[int, float | None]:
+        """Return the maximum depth and the timeout of a run at this depth, within the limits left to the caller."""
+        left = self.caller
+        if left.depth is not None:
+            max_depth = min(max_depth, depth + left.depth - 1)
+        return max_depth, left.limit_seconds(seconds, now)
+
 
 CALL: ContextVar[ServedCall | None] = ContextVar("retinue_call", default=None)
 
@@ -55,17 +62,6 @@ def serve_caller(caller: Caller) -> Iterator[None]:
         yield
     finally:
         CALL.reset(token)
-
-
-def narrow(max_depth: int, seconds: float | None, *, depth: int, now: float) -> tuple[int, float | None]:
-    """Return the maximum depth and the timeout of a run at this depth, within the limits left to the caller."""
-    call = CALL.get()
-    if call is None:
-        return max_depth, seconds
-    left = call.caller
-    if left.depth is not None:
-        max_depth = min(max_depth, depth + left.depth - 1)
-    return max_depth, left.limit_seconds(seconds, now)
 
 
 def check_depth(name: str, process: Caller) -> None:

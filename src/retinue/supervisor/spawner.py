@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -50,7 +50,6 @@ RESERVED = "Cannot spawn subagent '{name}': Retinue runs it itself, between the 
 NO_SCRATCH = "profile {name!r} has no scratch workspace, so its workspace cannot start from a folder"
 NO_CONVERSATION = "profile {name!r} cannot hold a conversation: that needs a model and no output type"
 _LOG = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class Continued(NamedTuple):
@@ -134,13 +133,15 @@ class Spawner:
         caller = self._find_caller(profile, caller)
         task, plan = self._plan_primary(profile, task, starts_from)
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
-        if primary.depth == 0:
+        concurrent, depth, turns = primary.concurrent, primary.depth, primary.turns
+        assert concurrent is not UNSET and depth is not UNSET and turns is not UNSET  # the defaults are applied
+        if depth == 0:
             plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
         words = (task.context, task.text, () if continued is None else continued.thread)
         tree = choose_tree_class()(
             self._trees.log,
             self._clock,
-            concurrent=require_set(primary.concurrent),
+            concurrent=concurrent,
             trace=caller.trace or self._ports.trace,
         )
         seconds = primary.seconds if task.timeout_seconds is None else task.timeout_seconds
@@ -157,8 +158,8 @@ class Spawner:
             ),
             parent=None,
             slot=SlotHolder(None),
-            max_depth=require_set(primary.depth),
-            max_turns=require_set(primary.turns),
+            max_depth=depth,
+            max_turns=turns,
             seconds=caller.limit_seconds(seconds, self._clock.wall()),
             stall=primary.stall,
         )
@@ -271,17 +272,21 @@ class Spawner:
             slot.acquire_or_enqueue()
         elif not slot.try_acquire():
             raise NoSlot(NO_SLOT.format(name=checked.plan.profile.name))
-        depth = find_depth(parent)
         max_depth = _limit_depth(parent, limits)
         seconds = _choose_timeout(order, checked.plan, self._ports.timeouts)
-        max_depth, seconds = caller_limits.narrow(max_depth, seconds, depth=depth, now=self._clock.wall())
+        call = caller_limits.CALL.get()
+        if call is not None:
+            depth = find_depth(parent)
+            max_depth, seconds = call.narrow(max_depth, seconds, depth=depth, now=self._clock.wall())
+        turns = self.limits.turns if limits.turns is UNSET else limits.turns
+        assert turns is not UNSET  # the defaults are applied
         return self._start_run(
             tree,
             checked,
             parent=parent,
             slot=slot,
             max_depth=max_depth,
-            max_turns=require_set(self.limits.turns) if limits.turns is UNSET else limits.turns,
+            max_turns=turns,
             seconds=seconds,
             stall=limits.stall,
         )
@@ -447,12 +452,6 @@ def find_depth(parent: Run | None) -> int:
 def _limit_depth(parent: Run, limits: Limits) -> int:
     """Return the maximum depth of runs below a child with these limits."""
     return parent.max_depth if limits.depth is UNSET else min(parent.max_depth, find_depth(parent) + limits.depth)
-
-
-def require_set(value: T | UnsetType) -> T:
-    """Return the value of a limit that cannot be unset, because the defaults are applied."""
-    assert not isinstance(value, UnsetType)
-    return value
 
 
 def _choose_timeout(order: SpawnOrder, plan: Plan, timeouts: Timeouts) -> float | None:
