@@ -150,7 +150,7 @@ async def test_what_a_program_says_is_clean_in_results_questions_and_pieces(monk
 
 
 def test_pieces_are_held_back_only_while_they_may_be_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "_known", ())  # a random one of another test may begin as this text ends
+    monkeypatch.setattr(secrets, "known", ())  # a random one of another test may begin as this text ends
     secrets.hide_secret(KEY)
     for cut in range(len(KEY) + 1):
         stream = secrets.SecretStream()
@@ -183,7 +183,7 @@ async def test_the_whole_output_of_a_sandboxed_command_has_no_secret(
 def test_outputs_of_a_hostile_sandbox_are_masked_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secrets, "_known", (KEY,))
+    monkeypatch.setattr(secrets, "known", (KEY,))
     with (tmp_path / "hole").open("wb") as hole:
         hole.truncate(2**40)
     os.mkfifo(tmp_path / "fifo")
@@ -196,7 +196,7 @@ def test_outputs_of_a_hostile_sandbox_are_masked_in_bounded_time(
 
 def test_each_item_of_a_growing_list_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless another secret is known by then; and who changes an item later changes nothing that was cleaned."""
-    monkeypatch.setattr(secrets, "_known", ())
+    monkeypatch.setattr(secrets, "known", ())
     sent, args = secrets.ListRedactor(), {"path": "a"}
     thread: list[Turn] = [UserTurn(f"use {KEY} or {TOKEN}"), AssistantTurn("", (Call("c1", "read", args),))]
     assert sent.clean(thread) is thread

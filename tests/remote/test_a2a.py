@@ -40,6 +40,7 @@ from retinue import Allow, Deny, Profile, Task
 from retinue.build.parts import Parts
 from retinue.build.remote_agents import inspect_agent
 from retinue.build.supervisor import make_supervisor
+from retinue.core import secrets
 from retinue.core.control import RunHandle
 from retinue.core.errors import RetinueError
 from retinue.core.events import (
@@ -60,6 +61,7 @@ from retinue.core.secrets import forget_secret, hide_secret
 from retinue.remote.a2a import adapter
 from retinue.remote.a2a.updates import UpdateFold
 from retinue.supervisor.supervisor import Supervisor
+from retinue.testing import scripted
 from tests.remote.a2a_kit import Hand, Proxy, answer_as_seed, bind, make_card, run_app, say, serve_agent
 
 
@@ -500,6 +502,26 @@ async def test_credentials_come_from_the_environment(tmp_path: Path, monkeypatch
     assert agent.headers[0]["authorization"] == f"Bearer {'t' * 20}"
     assert agent.headers[1]["x-key"] == "k" * 20 and len(agent.asked) == 2
     assert "NO_SUCH_TOKEN is not set" in (missing.error_details or "")
+
+
+async def test_a_credential_of_an_agent_is_hidden_in_the_tree_that_first_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It becomes known when the agent is called first. The tree is at work by then, and no other secret is known."""
+    monkeypatch.setenv("AGENT_LOGIN", "hunter2-hunter2")
+
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await say(updater, "You are hunter2-hunter2.")
+        await updater.complete(updater.new_agent_message([Part(text="Bye, hunter2-hunter2.")]))
+
+    calls = [{"tools": [{"name": "subagent_argocd", "args": {"task": "go"}}]}, "end"]
+    async with serve_agent(act) as (url, agent), supervise(tmp_path) as supervisor:
+        child = make_profile(url, auth=AgentAuth(bearer_env="AGENT_LOGIN"))
+        monkeypatch.setattr(secrets, "known", ())  # as without any key in the environment
+        run = await supervisor.spawn(Profile("main", model=scripted({"main": calls}), tools=[child]), Task("go"))
+        said = " ".join(str(event.body) for event in await read_run(run))
+    assert agent.headers[0]["authorization"] == "Bearer hunter2-hunter2"
+    assert "Bye, [secret]." in said and "hunter2" not in said
 
 
 @asynccontextmanager

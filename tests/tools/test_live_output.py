@@ -36,7 +36,7 @@ class Screen:
 
 @pytest.fixture(autouse=True)
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "_known", ())
+    monkeypatch.setattr(secrets, "known", ())
     secrets.hide_secret(KEY)
 
 
@@ -139,11 +139,11 @@ async def test_a_command_is_seen_while_it_runs_and_its_secrets_are_not(runtime: 
 @pytest.mark.parametrize("missing", range(1, len(KEY)))
 async def test_no_half_of_a_secret_is_in_a_result_that_a_sandbox_has_cut(missing: int) -> None:
     """A tool server, which knows no secrets, cuts; the host masks what is left of one at the cut."""
-    known, secrets._known = secrets._known, ()
+    known, secrets.known = secrets.known, ()
     ends = HeadAndTail(400)
     ends.feed(f"{'x' * missing}{KEY * 40}".encode())
     cut, _ = ends.close()
-    secrets._known = known
+    secrets.known = known
     shown = secrets.clean_text(clean_cut(cut))
     head, _, tail = shown.partition(" bytes cut; ")
     head, tail = head.rpartition("\n[... ")[0], tail.partition(" ...]\n")[2]

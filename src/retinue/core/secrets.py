@@ -20,7 +20,7 @@ SHORTEST = 8
 SHOWN_AT_CUT = 4  # fewer characters of a secret may remain where a text was cut
 _NAMED = re.compile(r"PASS(?:WORD|WD|PHRASE)$|(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASS|PWD|PAT)$", re.IGNORECASE)
 _KEYLIKE = re.compile(r"\b(?:sk|pk|key|xai|gsk|AIza)[-_][A-Za-z0-9_\-]{12,}|(?<=[Bb]earer )\S+")
-_known: tuple[str, ...] = ()
+known: tuple[str, ...] = ()
 T = TypeVar("T")
 
 
@@ -38,25 +38,25 @@ def is_named(name: str) -> bool:
 
 def hide_secret(value: str) -> None:
     """Register a secret to hide from now on. Ignore values shorter than SHORTEST."""
-    global _known  # noqa: PLW0603 - one set for the process, like its environment
-    if len(value) >= SHORTEST and value not in _known:
-        _known = tuple(sorted((*_known, value), key=len, reverse=True))
+    global known  # noqa: PLW0603 - one set for the process, like its environment
+    if len(value) >= SHORTEST and value not in known:
+        known = tuple(sorted((*known, value), key=len, reverse=True))
 
 
 def forget_secret(value: str) -> None:
     """Stop hiding a secret that is no longer valid."""
-    global _known  # noqa: PLW0603 - as above
-    _known = tuple(each for each in _known if each != value)
+    global known  # noqa: PLW0603 - as above
+    known = tuple(each for each in known if each != value)
 
 
 def has_secrets() -> bool:
     """Return True if any secret is known."""
-    return _known != ()
+    return known != ()
 
 
 def clean_text(text: str) -> str:
     """Return the text with known secrets replaced, or the same object if it has none."""
-    for value in _known:
+    for value in known:
         if value in text:
             text = text.replace(value, HIDDEN)
     return text
@@ -95,13 +95,13 @@ def clean_value(value: T) -> T:
 
 def clean_end(text: str) -> str:
     """Return a text whose end was cut off, with a partial secret at its end replaced."""
-    sizes = [len(text) - at for value in _known if (at := _find_beginning(text, value)) <= len(text) - SHOWN_AT_CUT]
+    sizes = [len(text) - at for value in known if (at := _find_beginning(text, value)) <= len(text) - SHOWN_AT_CUT]
     return text[: -max(sizes)] + HIDDEN if sizes else text
 
 
 def clean_beginning(text: str) -> str:
     """Return a text whose beginning was cut off, with a partial secret at its beginning replaced."""
-    sizes = [size for value in _known for size in range(SHOWN_AT_CUT, len(value)) if text.startswith(value[-size:])]
+    sizes = [size for value in known for size in range(SHOWN_AT_CUT, len(value)) if text.startswith(value[-size:])]
     return HIDDEN + text[max(sizes) :] if sizes else text
 
 
@@ -117,7 +117,7 @@ class SecretStream:
 
     def feed(self, piece: str) -> str:
         """Add a piece. Return the text that can be shown now."""
-        if not _known:
+        if not known:
             return piece
         text = self._held + piece
         if self._is_cut and text:
@@ -129,7 +129,7 @@ class SecretStream:
             cut = next((rest for rest in rests if text.startswith(rest)), "")
             text = text if not cut else HIDDEN + text[len(cut) :]
         text = clean_text(text)
-        cut_at = min((_find_beginning(text, value) for value in _known), default=len(text))
+        cut_at = min((_find_beginning(text, value) for value in known), default=len(text))
         self._held = text[cut_at:]
         return text[:cut_at]
 
@@ -152,20 +152,20 @@ class ListRedactor:
 
     def clean(self, items: list[T]) -> list[T]:
         """Return the items with known secrets replaced, or the same object if no secrets are known."""
-        if not _known:
+        if not known:
             return items
-        pairs = zip(self._items, items, strict=False) if self._known_then == _known else ()
+        pairs = zip(self._items, items, strict=False) if self._known_then == known else ()
         same = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
         new = [deepcopy(clean_value(item)) for item in items[same:]]
         self._items, self._cleaned = list(items), [*self._cleaned[:same], *new]
-        self._known_then = _known
+        self._known_then = known
         return list(self._cleaned)
 
 
 def _list_last_lines() -> list[str]:
     """Return the ends of secrets with several lines, starting at each line but the first, the longest end first."""
     ends = [
-        value[at + 1 :] for value in _known for at, char in enumerate(value) if char == "\n" and value[at + 1 :].strip()
+        value[at + 1 :] for value in known for at, char in enumerate(value) if char == "\n" and value[at + 1 :].strip()
     ]
     return sorted(ends, key=len, reverse=True)
 

@@ -68,7 +68,7 @@ from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.spawner import Continued, Spawner, find_depth, make_folders, start_from_workspace
-from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class
+from retinue.supervisor.tree import Tree, TreeRegistry
 from retinue.workspaces.run_folders import RunFolders, is_other_folder, resolve_remaining_paths
 from retinue.workspaces.workspace import find_workspace_kind
 
@@ -271,7 +271,7 @@ class TreeRestorer:
         """Rebuild the tree, with no run at work yet. Make plans for the runs that are resumed, for the run `planned`,
         and for all runs above them."""
         plans = PlanRestorer(self._ports.planner, self.id, self.view.runs[0].spawned, self._overrides)
-        tree = choose_tree_class()(self._ports.log, self._clock, restored=self.view, seq=self._events[-1].seq)
+        tree = Tree(self._ports.log, self._clock, restored=self.view, seq=self._events[-1].seq)
         needed = self._find_needed_runs(planned)
         for view in self.view.runs.values():
             parent = None if view.spawned.parent is None else tree.runs[view.spawned.parent]

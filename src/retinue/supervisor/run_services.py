@@ -296,7 +296,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             raise ModelError(f"{run.name} has no model")
         account, reservation, usage, estimated = run.account, None, NO_USAGE, False
         again = None if account is None else self._reserve_again
-        if secrets.has_secrets():
+        if secrets.known:
             system, thread = secrets.clean_text(system), self._clean_thread(thread)
         # Positional, as the reservation: keywords take 0.3 % of the instructions of a run (`bench counts`).
         request = Request(run.ref, turn, plan.model_name, system, thread, tools, OUTPUT_TOKENS, 0, again)

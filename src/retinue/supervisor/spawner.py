@@ -37,7 +37,7 @@ from retinue.supervisor.run_roles import SharedServices
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class, new_span_id
+from retinue.supervisor.tree import Tree, TreeRegistry, new_span_id
 from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
 from retinue.workspaces.workspace import Workspace, find_workspace, find_workspace_kind
 
@@ -138,12 +138,7 @@ class Spawner:
         if depth == 0:
             plan = self._ports.planner.plan(profile, task=task, parent=None, can_spawn=False)
         words = (task.context, task.text, () if continued is None else continued.thread)
-        tree = choose_tree_class()(
-            self._trees.log,
-            self._clock,
-            concurrent=concurrent,
-            trace=caller.trace or self._ports.trace,
-        )
+        tree = Tree(self._trees.log, self._clock, concurrent=concurrent, trace=caller.trace or self._ports.trace)
         seconds = primary.seconds if task.timeout_seconds is None else task.timeout_seconds
         run = self._start_run(
             tree,

@@ -101,6 +101,8 @@ class Tree:
 
     def open(self, run: Run, body: RunSpawned) -> Awaitable[None] | None:
         """Write the first event of a run."""
+        if secrets.known:
+            body = redact(body)
         self.seq += 1
         ref = run.ref
         # Positional here and in `write`: keywords take 0.5 % of the instructions of a run (`bench counts`).
@@ -117,6 +119,8 @@ class Tree:
         view = run.view
         if view.ended is not None:
             return None
+        if secrets.known:
+            body = redact(body)
         self.seq = seq = self.seq + 1
         if run.stall_timer is not None:
             run.stall_timer.record_activity()
@@ -246,18 +250,6 @@ _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
 }
 
 
-class RedactingTree(Tree):
-    """A tree that removes every known secret from its events before they are folded, written and shown."""
-
-    __slots__ = ()
-
-    def open(self, run: Run, body: RunSpawned) -> Awaitable[None] | None:
-        return super().open(run, redact(body))
-
-    def write(self, run: Run, body: Body, wait: bool = False, /) -> Awaitable[None] | None:
-        return super().write(run, redact(body), wait)
-
-
 def redact(body: B) -> B:
     """Return `body`, or a copy without secrets if it contains any."""
     names = _TEXT_FIELDS.get(type(body))
@@ -271,11 +263,6 @@ def redact(body: B) -> B:
             if cleaned is not value:
                 changes = {**(changes or {}), name: cleaned}
     return body if changes is None else msgspec.structs.replace(body, **changes)
-
-
-def choose_tree_class() -> type[Tree]:
-    """Return RedactingTree if secrets are known, else Tree, which does not pay for the redaction."""
-    return RedactingTree if secrets.has_secrets() else Tree
 
 
 def check_message(text: str) -> str:
