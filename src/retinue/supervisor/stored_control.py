@@ -1,7 +1,8 @@
 """Control of trees without a live process: reads the log and applies changes. Cannot start or steer runs, and asks no
 questions.
 
-`Supervisor` uses it for every tree that does not run in its process, and for the copied workspaces of all its runs.
+`StoredTrees` is the part of it that the supervisor shares: for every tree that does not run in its process, and for the
+copied workspaces of all its runs.
 """
 
 from __future__ import annotations
@@ -51,25 +52,16 @@ NOT_ENDED = "{who} has not ended yet: wait for it, or `retinue cancel {who}`"
 Phase = Literal["ended", "waiting", "at_work"]  # "waiting" is a conversation between two turns, whose files are at rest
 
 
-class StoredControl:
-    """Control of the trees in a log. `state` is the folder with the workspaces of their runs, and changes are applied
-    to `project`. Trees that this process itself writes, as `writer`, do not count as live, but `find_phase` returns the
-    phase of a run that this process has."""
+class StoredTrees:
+    """The commands of Control that read the trees in a log and apply changes. `state` is the folder with the workspaces
+    of their runs, and changes are applied to `project`. Trees that this process itself writes, as `writer`, do not
+    count as live: a subclass that has their runs overrides the reading methods and `_find_phase_here`."""
 
-    def __init__(
-        self,
-        log: LogReader,
-        state: str,
-        *,
-        project: str,
-        writer: str = "",
-        find_phase: Callable[[str, int], Phase | None] = lambda tree, run: None,
-    ) -> None:
+    def __init__(self, log: LogReader, state: str, *, project: str, writer: str = "") -> None:
         self._log = log
         self.writer = writer
-        self._state = state
+        self._folder = state
         self._target = TargetFolder(project, state=state)
-        self._find_phase_here = find_phase
 
     # Reading
 
@@ -124,13 +116,13 @@ class StoredControl:
 
     async def list_copies(self, tree: str, run: int | None = None) -> list[RunCopy]:
         if run is None:
-            return await asyncio.to_thread(summarize_copies, self._state, tree)
+            return await asyncio.to_thread(summarize_copies, self._folder, tree)
         view = (await self._find_view(tree, run)).find_presented()
-        copy = await asyncio.to_thread(find_copy, self._state, tree, view.number)
+        copy = await asyncio.to_thread(find_copy, self._folder, tree, view.number)
         if copy is not None:
             return [await asyncio.to_thread(copy.summarize)]
         if view.number == 0:  # stands for the copies below, unless it is a team: other members' work is not wanted
-            found = await asyncio.to_thread(list_copies, self._state, tree)
+            found = await asyncio.to_thread(list_copies, self._folder, tree)
             below = [each for each in found if each.workspace.source == each.workspace.project]
             if below:
                 return [await asyncio.to_thread(each.summarize) for each in below]
@@ -185,7 +177,7 @@ class StoredControl:
             phase = await self._find_phase(tree, presented)
         if at_rest and phase == "at_work":
             raise ConfigError(NOT_ENDED.format(who=f"{tree}/{view.number}"))
-        copy = find_copy(self._state, tree, presented.number, live=phase != "ended")
+        copy = find_copy(self._folder, tree, presented.number, live=phase != "ended")
         if copy is None:
             raise RetinueError(explain_missing_copy(presented.path, presented.spawned))
         return copy
@@ -201,7 +193,13 @@ class StoredControl:
         writer = (await self._log.read_status(tree)).writer
         return "ended" if writer is None or writer == self.writer else "at_work"
 
-    # Commands that need a process
+    def _find_phase_here(self, tree: str, run: int) -> Phase | None:
+        """Return the phase of a run that this process has, or None."""
+        return None
+
+
+class StoredControl(StoredTrees):
+    """Control of the trees in a log. Refuses the commands that need a process."""
 
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
         """Do nothing: no run is started here."""

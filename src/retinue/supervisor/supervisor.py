@@ -2,7 +2,7 @@
 
 The supervisor builds its parts and closes them. Each part has one job: the spawner makes runs, the driver takes them
 to their endings, the restorer resumes and continues them, and approvals ask people. Models, tools, profiles and
-sandboxes reach the parts as plans. For trees of other processes, `StoredControl` answers from the log.
+sandboxes reach the parts as plans. For trees of other processes, `StoredTrees` answers from the log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from msgspec import structs
 from retinue.agent.tool_calls import run_caller_call
 from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
 from retinue.core.caller import Caller, narrow_caller
-from retinue.core.changes import ApplyPlan, ChangedLines, Changes, RunCopy
 from retinue.core.context import Context
 from retinue.core.control import (
     NO_OVERRIDES,
@@ -36,7 +35,7 @@ from retinue.core.limits import Limits
 from retinue.core.messages import USERS_OWN, Call, RunRef, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome, Receipt, RunSummary, SpawnedRun, SpawnOrder
 from retinue.core.profiles import Profile, Task
-from retinue.core.results import ChangedFile, Result, Status
+from retinue.core.results import Result, Status
 from retinue.log.lookup import read_run_number
 from retinue.log.runs import describe_view
 from retinue.log.threads import read_histories
@@ -54,26 +53,20 @@ from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.spawner import Spawner
-from retinue.supervisor.stored_control import Phase, StoredControl, describe_tree
+from retinue.supervisor.stored_control import Phase, StoredTrees, describe_tree
 from retinue.supervisor.tree import NOT_AT_WORK, USER, TreeRegistry, check_message
 
 CALL_GIVEN_UP = "given up by the client"
 
 
-class Supervisor:
+class Supervisor(StoredTrees):
     """The owner of every tree of one process and log. `close` also closes everything built for the supervisor."""
 
     def __init__(self, ports: SupervisorPorts) -> None:
+        state = ports.state
+        super().__init__(ports.log, str(state.folder), project=state.project, writer=ports.log.writer)
         self._ports = ports
         self.log, self.state, self.servers, self.caller = ports.log, ports.state, ports.servers, ports.caller
-        self.writer = ports.log.writer
-        self._stored = StoredControl(
-            ports.log,
-            str(ports.state.folder),
-            project=ports.state.project,
-            writer=self.writer,
-            find_phase=self._find_phase,
-        )
         self.trees = TreeRegistry(ports.log)
         self.approvals = Approvals(
             ports.clock, approver=ports.approver, terms=ports.terms, book=ports.book, project=ports.state.project
@@ -302,22 +295,22 @@ class Supervisor:
 
     async def wait(self, tree: str, run: int = 0) -> Result[Any]:
         live = self.trees.find_run(tree, run)
-        return await self._stored.wait(tree, run) if live is None else await live.wait_for_result()
+        return await super().wait(tree, run) if live is None else await live.wait_for_result()
 
     async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
         live = self.trees.find_run(tree, run)
         if live is None:
-            return await self._stored.result(tree, run)
+            return await super().result(tree, run)
         if live.view.ended is None:
             return None
         return await live.wait_for_result()  # the view has the ending a little before the write is confirmed
 
     async def describe_run(self, tree: str, run: int = 0) -> RunSummary:
         live = self.trees.find_run(tree, run)
-        return await self._stored.describe_run(tree, run) if live is None else describe_view(live.view, tree)
+        return await super().describe_run(tree, run) if live is None else describe_view(live.view, tree)
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
-        stored = [] if live else await self._stored.list_trees()
+        stored = [] if live else await super().list_trees()
         found = [info for info in stored if info.tree not in self.trees]
         for tree in self.trees.values():
             root = 0 if tree.root is None else tree.root.ref.run
@@ -328,41 +321,14 @@ class Supervisor:
         tree, slash, number = name.partition("/")
         wanted = read_run_number(number) if slash else 0
         live = None if wanted is None else self.trees.find_run(tree, wanted)
-        return await self._stored.find_run(name) if live is None else live.ref
+        return await super().find_run(name) if live is None else live.ref
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         if tree in self.trees:
             return self.log.watch(tree, after=after, deltas=deltas)
-        return self._stored.watch(tree, after=after, deltas=deltas)
+        return super().watch(tree, after=after, deltas=deltas)
 
-    # Changes
-
-    async def list_copies(self, tree: str, run: int | None = None) -> list[RunCopy]:
-        return await self._stored.list_copies(tree, run)
-
-    async def changes(self, tree: str, run: int = 0) -> Changes:
-        return await self._stored.changes(tree, run)
-
-    async def diff(self, tree: str, run: int = 0, *, stat_columns: int | None = None) -> str:
-        return await self._stored.diff(tree, run, stat_columns=stat_columns)
-
-    async def count_changed_lines(self, tree: str, run: int = 0) -> list[ChangedLines]:
-        return await self._stored.count_changed_lines(tree, run)
-
-    async def plan_apply(self, tree: str, runs: Sequence[int]) -> ApplyPlan:
-        return await self._stored.plan_apply(tree, runs)
-
-    async def apply_planned(self, tree: str, runs: Sequence[int], *, digest: str) -> None:
-        await self._stored.apply_planned(tree, runs, digest=digest)
-
-    async def undo_interrupted_apply(self) -> bool:
-        return await self._stored.undo_interrupted_apply()
-
-    async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
-        return await self._stored.apply(tree, run)
-
-    def _find_phase(self, tree: str, run: int) -> Phase | None:
-        """Return the phase of a run of this process, or None."""
+    def _find_phase_here(self, tree: str, run: int) -> Phase | None:
         live = self.trees.find_run(tree, run)
         if live is None:
             return None
