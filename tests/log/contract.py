@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Protocol
 
 import pytest
+from msgspec import structs
 
 from retinue.core.errors import LogDamaged, LogError, LogHeld, LogLost, LogVersionError, NotFound
 from retinue.core.events import (
@@ -76,6 +77,10 @@ class DurableBackend(Backend, Protocol):
 
     def destroy(self, tree: str) -> None:
         """Make the part of the log that a tree is in unreadable."""
+        ...
+
+    async def write_and_die(self, *events: Event) -> None:
+        """Write events in a process that is killed as soon as they are written."""
         ...
 
     def remove_events(self) -> None:
@@ -153,6 +158,17 @@ class LogContract:
             assert [stored.seq for stored in lines] == expected[:2]
             assert all(stored.line == encode_event(make_event(stored.seq)) for stored in lines if stored.seq > 1)
 
+    async def test_texts_that_a_database_may_refuse_are_kept(self, backend: Backend) -> None:
+        odd = "a\0b \x1b[1m \u2028 \U0001f600 '\"\\%_"
+        events = [make_spawned(label=odd), make_event(2, Message(odd)), make_ended(3)]
+        async with opened(backend) as log:
+            await write(log, *events)
+            reader = backend.reader()
+            assert await reader.read("t1") == events
+            for name in (odd, odd[:3]):
+                assert [run.ref.label for run in await reader.find_runs(name)] == [odd]
+            assert await reader.find_runs("\0") == await reader.read("t1\0") == []
+
     @pytest.mark.requirement("P9")
     async def test_an_unknown_event_passes_through_and_breaks_no_fold(self, backend: Backend) -> None:
         unknown = make_event(2, Unknown("run.dreamt", {"of": ["sheep", 1.5], "deep": {"er": None}}))
@@ -204,7 +220,8 @@ class LogContract:
     async def test_a_list_is_as_long_as_asked_and_has_only_what_is_asked(self, backend: Backend) -> None:
         async with opened(backend) as log:
             for number in range(1, 8):
-                spawned = RunSpawned(None, "main", 0, "task", "id", "/w", reported="theirs" if number % 2 else "")
+                spawned = RunSpawned(None, "main", 0, "task", "id", "/w", origin=f"before-{number}")
+                spawned = structs.replace(spawned, reported="theirs" if number % 2 else "")
                 await write(log, make_event(1, spawned, tree=f"t{number}", at=float(number)))
             await write(log, make_ended(2, tree="t6"), make_ended(2, tree="t7"))
             assert [stored.tree for stored in await log.list_trees(latest=3)] == ["t7", "t6", "t5"]
@@ -212,11 +229,13 @@ class LogContract:
             assert [stored.tree for stored in await log.list_trees(only="live", latest=2)] == ["t5", "t4"]
             assert await log.list_trees(only="interrupted") == []
             assert (await log.count_trees(), await log.count_trees(reported=False)) == (7, 3)
-            assert (await log.list_trees(latest=1))[0].reported == "theirs"
+            newest = (await log.list_trees(latest=1))[0]
+            assert (newest.reported, newest.origin) == ("theirs", "before-7")
+            assert [run.is_reported for run in await log.read_runs(["t6", "t7"])] == [False, True]
 
     @pytest.mark.finding("R1")
     async def test_runs_are_listed_as_their_events_tell(self, backend: Backend) -> None:
-        spent = UsageReported("model", Usage(100, 20), cost=Decimal("0.25"))
+        spent = UsageReported("model", Usage(100, 20), cost=Decimal("0.10"))  # no binary fraction
         wait = ToolCall("c1", "spawn", {"big": "x" * 1000}, waits=True)
         events = [
             make_spawned(),
@@ -283,7 +302,9 @@ class LogContract:
                 "id-1": ["aa1/1"],
                 "aa1/1": [],
                 "digs": [],
+                "DIG": [],
                 "%": [],
+                "_": [],
             }.items():
                 assert [run.ref.name for run in await backend.reader().find_runs(name)] == wanted, name
             half = "\udcff"  # of a command line that is no UTF-8
@@ -291,9 +312,10 @@ class LogContract:
 
     async def test_the_status_of_a_tree_is_that_of_its_newest_event(self, backend: Backend) -> None:
         async with opened(backend) as log:
-            await write(log, make_spawned(), make_event(2, at=107.5))
+            at = 1_763_552_052.123_456_7  # finer than the clock of a database
+            await write(log, make_spawned(), make_event(2, at=at))
             status = await log.read_status("t1")
-            assert (status.last_seq, status.last_at, status.ended) == (2, 107.5, False)
+            assert (status.last_seq, status.last_at, status.ended) == (2, at, False)
             await write(log, make_spawned(3, run=1), make_ended(4, run=1))
             assert not (await log.read_status("t1")).ended
             await write(log, make_ended(5, at=109.0))
@@ -403,6 +425,17 @@ class LogContract:
             deltas = [item for item in rest if isinstance(item, Delta)]
             assert (deltas[0].kind, deltas[0].dropped) == ("dropped", extra)
             assert len(deltas) == feed.DELTAS_KEPT + 1
+
+    async def test_a_watcher_gets_deltas_only_if_it_asks_for_them(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            await write(log, make_spawned())
+            watchers = [log.watch("t1", deltas=deltas) for deltas in (True, False)]
+            for watcher in watchers:
+                await anext(watcher)
+            log.show(Delta("t1", 0, "/main", "main", "x"))
+            await write(log, make_ended(2))
+            kinds = [[type(item) async for item in watcher] for watcher in watchers]
+            assert kinds == [[Delta, Event], [Event]]
 
     async def test_following_misses_nothing_and_ends_with_the_tree(self, backend: Backend) -> None:
         async with opened(backend) as log:
@@ -534,6 +567,35 @@ class DurableLogContract:
             await asyncio.sleep(0)
             log.append(make_ended(7))
             assert await watching == [1, 2, 3, 4, 5, 6, 7]
+
+    async def test_a_killed_writer_leaves_what_it_wrote_and_holds_nothing(self, backend: DurableBackend) -> None:
+        events = [make_spawned(), make_event(2, RunStarted("inherited")), make_event(3, TurnStarted(1))]
+        await backend.write_and_die(*events)
+        reader = backend.reader()
+        assert await reader.read("t1") == events
+        assert [(stored.tree, stored.writer) for stored in await reader.list_trees(only="interrupted")] == [
+            ("t1", None)
+        ]
+        assert (await reader.read_status("t1")).writer is None
+        assert [stored.seq async for stored in follow_lines(reader, "t1")] == [1, 2, 3]
+        async with opened(backend) as log:
+            await log.claim("t1")
+            await write(log, make_event(4, RunResumed()), make_ended(5))
+            assert await log.read_runs(["t1"]) == summarize_runs(await reader.read("t1"))
+        assert seqs(await reader.read("t1")) == [1, 2, 3, 4, 5]
+
+    async def test_nobody_may_write_a_tree_while_it_is_removed(self, backend: DurableBackend) -> None:
+        async with opened(backend) as first, opened(backend) as second:
+            await fill(first, 3)
+            await fill(second, 3, tree="t2")
+            await first.close()
+
+            async def discard(tree: str) -> bool:
+                with pytest.raises(LogHeld):
+                    await second.claim(tree)
+                return True
+
+            assert (await backend.reader().remove_trees({"t1": 3}, discard=discard)).removed == ["t1"]
 
     async def test_a_second_writer_of_a_tree_is_refused(self, backend: DurableBackend) -> None:
         async with opened(backend) as first, opened(backend) as second:
@@ -679,9 +741,11 @@ class DurableLogContract:
         assert len(problems) == 1 and "\n" not in str(problems[0])
         assert reader.cure and "\n" not in reader.cure + reader.location
         assert [event.tree async for event in reader.read_kind(RunSpawned.kind, problems.append)] == ["t2"]
-        assert len(problems) == 2
+        assert [run.ref.tree for run in await reader.find_runs("id-0", problems.append)] == ["t2"]
         assert await reader.check_health(problems.append) == ""
-        assert len(problems) == 3
+        assert len(problems) == 4
+        assert [run.ref.tree for run in await reader.read_runs(["t1", "t2"])] == ["t2"]
+        assert await reader.count_trees() == 1
 
     @pytest.mark.parametrize("version", [1, 99])
     async def test_another_version_is_refused_in_one_sentence(self, backend: DurableBackend, version: int) -> None:

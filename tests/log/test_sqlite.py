@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import random
+import signal
 import stat
 import sys
 import threading
@@ -27,6 +28,20 @@ from retinue.log.sqlite_reader import SqliteReader
 from tests.gates import until
 from tests.log.contract import DurableLogContract, LogContract
 from tests.log.kit import fill, make_ended, make_event, make_spawned, write, write_files
+
+WRITES_AND_DIES = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from retinue.core.events import decode_event
+from retinue.log.sqlite import SqliteLog
+async def main():
+    log = SqliteLog(Path(sys.argv[1]))
+    for line in sys.argv[2:]:
+        log.append(decode_event(line.encode()))
+    await log.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
 
 
 class Files:
@@ -73,6 +88,11 @@ class Files:
 
     def destroy(self, tree: str) -> None:
         self._file_of(tree).write_bytes(b"nonsense" * 1000)
+
+    async def write_and_die(self, *events: Event) -> None:
+        lines = [encode_event(event).decode() for event in events]
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITES_AND_DIES, self._folder, *lines)
+        assert await process.wait() == -signal.SIGKILL
 
     def remove_events(self) -> None:
         for file in SqliteReader(self._folder).list_files():
