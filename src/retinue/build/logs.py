@@ -74,13 +74,6 @@ def remove_workspaces(state: Path, tree: str, *, dry_run: bool) -> int:
     return remove_tree_folder(state, tree, dry_run=dry_run)
 
 
-def has_log(state: Path) -> bool:
-    """Return True if the log of a state folder was created, perhaps without events."""
-    from retinue.log.sqlite_reader import SqliteReader
-
-    return SqliteReader(state / LOG_FOLDER).is_created
-
-
 def describe_log_library() -> str:
     """Return the version of LOG_LIBRARY. Raises ConfigError if the library cannot be loaded."""
     try:

@@ -79,10 +79,6 @@ class SqliteReader:
     def cure(self) -> str:
         return f"move it out of {self.folder}; the other logs are read all the same"
 
-    @property
-    def is_created(self) -> bool:
-        return self.folder.is_dir()
-
     async def read_kind(
         self, kind: str, on_problem: OnProblem = ignore_problem, *, since: float = 0.0
     ) -> AsyncIterator[Event]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from retinue import build
-from retinue.build.logs import LOG_LIBRARY, describe_log_library, describe_telemetry, has_log, open_log_reader
+from retinue.build.logs import LOG_LIBRARY, describe_log_library, describe_telemetry, open_log_reader
 from retinue.build.models import LibraryPrices, check_model
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
@@ -44,7 +44,7 @@ from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, Profile, 
 from retinue.core.results import Result
 from retinue.core.teams import Member
 from retinue.core.usage import Usage
-from retinue.files.state_owner import STATE_FOLDERS, verify_state_folder
+from retinue.files.state_owner import LOG_FOLDER, STATE_FOLDERS, verify_state_folder
 from retinue.files.user_key import check_user_key
 from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output as screen
@@ -376,7 +376,8 @@ def _check_state(state: Path) -> Check:
         return Check("state", "fail", f"{there} is not a folder", f"move {there} away")
     for folder in (there, *(state / name for name in STATE_FOLDERS)):
         if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            is_usable = folder == state and has_log(state)  # the folders that exist in it can still be used
+            # The folders that exist in it can still be used.
+            is_usable = folder == state and (state / LOG_FOLDER).is_dir()
             cure = f"chmod u+rwx {folder}, or work in another folder"
             return Check("state", "warn" if is_usable else "fail", f"{folder} cannot be written", cure)
     return Check("state", "ok", f"{state} " + ("can be written" if there == state else "will be made by the first run"))
