@@ -10,7 +10,7 @@ primary of a finished tree, in a new tree whose origin is the old one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -459,7 +459,7 @@ class TreeRestorer:
         if known.started and run.plan.profile.call not in (None, end_client):
             tree.write(run, Warned(LOST_FUNCTION, code=UNKNOWN_AFTER_CRASH))
             run.mark_stopping("disconnected")
-        return restore_services(self._spawner.make_services(tree, run), still_open)
+        return ResumedServices(tree, run, self._spawner.services, _open_calls=still_open)
 
     def _restore_remote(self, tree: Tree, run: Run) -> RunServices:
         """Prepare a run that a peer executes. Its calls are the peer's, and reports that are in the log already are
@@ -474,7 +474,7 @@ class TreeRestorer:
                 tail.append(event)
         history = known.thread.past(known.seconds)
         run.restore_history(history, inbox=tuple(known.thread.waiting), remote_tail=tuple(tail))
-        return self._spawner.make_services(tree, run)
+        return RunServices(tree, run, self._spawner.services)
 
     def _notify_of_children(self, tree: Tree, run: Run) -> None:
         """Tell a run about background children that ended without a notice before the crash."""
@@ -588,9 +588,3 @@ class ResumedChildServices(ChildServices, eq=False):
 def find_spawned(run: Run, call_id: str) -> list[Run]:
     """Return the children that this call of a run spawned before the crash."""
     return [child for child in run.children if call_id and child.view.spawned.call_id == call_id]
-
-
-def restore_services(services: RunServices, open_calls: Mapping[str, OpenCall]) -> ResumedServices:
-    """Return the services of a resumed run with these calls without a result."""
-    known = msgspec.structs.asdict(services)
-    return ResumedServices(**{**known, "_open_calls": dict(open_calls)})

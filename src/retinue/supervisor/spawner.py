@@ -97,7 +97,7 @@ class Spawner:
     ) -> None:
         self._ports, self._clock, self._state = ports, ports.clock, ports.state
         self._trees, self._driver, self._files = trees, driver, files
-        self._services = SharedServices(
+        self.services = SharedServices(
             approvals=approvals,
             prices=ports.prices,
             files=files,
@@ -332,7 +332,7 @@ class Spawner:
             tree.write(run, note)
         if parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
-        self._driver.start(tree, run, self.make_services(tree, run), written)
+        self._driver.start(tree, run, RunServices(tree, run, self.services), written)
         return run
 
     def _choose_folders(self, ref: RunRef, parent: Run | None, checked: CheckedOrder, policy: Policy) -> RunFolders:
@@ -389,9 +389,6 @@ class Spawner:
         if self._ports.hook is not None and parent is None and call is not None:
             spawned = msgspec.structs.replace(spawned, reported=call.reported_as(tree.id))
         return _add_task_fields(spawned, task, folders.granted_paths)
-
-    def make_services(self, tree: Tree, run: Run) -> RunServices:
-        return RunServices(tree, run, self._services)
 
     def _grant_paths(self, task: Task) -> Task:
         """Return a primary's task with the paths that the user grants to every primary. The log keeps them, so that a

@@ -146,7 +146,7 @@ class Supervisor(StoredTrees):
             leaving.set()
             await run.join()
 
-        services = self.spawner.make_services(self.trees[run.ref.tree], run)
+        services = RunServices(self.trees[run.ref.tree], run, self.spawner.services)
         return LocalClientHandle(self, run, services, leave=leave)
 
     def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
