@@ -87,7 +87,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class TreeInfo(msgspec.Struct, frozen=True):
     """A tree in a list. `live` is True while its runs are at work; `writer` is then the id of their process in the log.
-    `root` is the run whose ending ends the tree."""
+    `root` is the run whose ending ends the tree, if the tree is at work in the process of this Control, else 0."""
 
     tree: str
     live: bool
