@@ -20,7 +20,7 @@ SHORTEST = 8
 SHOWN_AT_CUT = 4  # fewer characters of a secret may remain where a text was cut
 _NAMED = re.compile(r"PASS(?:WORD|WD|PHRASE)$|(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASS|PWD|PAT)$", re.IGNORECASE)
 _KEYLIKE = re.compile(r"\b(?:sk|pk|key|xai|gsk|AIza)[-_][A-Za-z0-9_\-]{12,}|(?<=[Bb]earer )\S+")
-known: tuple[str, ...] = ()
+known: tuple[str, ...] = ()  # read as `secrets.known`, because every change makes a new tuple
 T = TypeVar("T")
 
 
@@ -47,11 +47,6 @@ def forget_secret(value: str) -> None:
     """Stop hiding a secret that is no longer valid."""
     global known  # noqa: PLW0603 - as above
     known = tuple(each for each in known if each != value)
-
-
-def has_secrets() -> bool:
-    """Return True if any secret is known."""
-    return known != ()
 
 
 def clean_text(text: str) -> str:

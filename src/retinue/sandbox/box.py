@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from retinue.core import secrets
 from retinue.core.limits import ResourceLimits
 from retinue.core.plans import Job
-from retinue.core.secrets import SecretStream, has_secrets
 from retinue.files.atomic import open_replacement
 from retinue.files.content import read_chunks, write_all
 from retinue.files.opening import open_folder, open_regular_file, stat_real
@@ -143,7 +143,7 @@ def mask_outputs(folder: str, *, only: str = "") -> None:
 
     A sandbox knows no secrets, so it writes the output of commands unmasked. Skips entries that are not regular files.
     The number of files and their total size are limited, because a sparse file can have any size."""
-    if not has_secrets():
+    if not secrets.known:
         return
     left = MAX_MASKED_BYTES
     with suppress(OSError):
@@ -191,12 +191,12 @@ def _holds_secret(fd: int) -> bool:
 
 def _read_masked(fd: int) -> Iterator[tuple[str, str]]:
     """Yield the rest of a file in pieces, each raw and with secrets replaced. The masked text may lag behind."""
-    decoder, secrets = codecs.getincrementaldecoder("utf-8")("replace"), SecretStream()
+    decoder, clean = codecs.getincrementaldecoder("utf-8")("replace"), secrets.SecretStream()
     for chunk in read_chunks(fd):
         text = decoder.decode(chunk)
-        yield text, secrets.feed(text)
+        yield text, clean.feed(text)
     text = decoder.decode(b"", True)
-    yield text, secrets.feed(text) + secrets.rest()
+    yield text, clean.feed(text) + clean.rest()
 
 
 def is_below(path: str, folders: Sequence[str]) -> bool:
