@@ -71,7 +71,7 @@ USER_WORDS = ("user", ASKER)  # sources of messages that begin a new answer
 REMINDER = "reminder"  # the source of the message in which the loop asks once for a missing answer
 
 
-NOTICE = "notice"
+NOTICE = "notice"  # the source of messages from the supervisor itself
 INTERRUPTED_TURN = "The user interrupted you here."
 
 

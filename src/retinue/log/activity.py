@@ -40,7 +40,7 @@ from retinue.core.events import (
     ToolResult,
     TurnStarted,
 )
-from retinue.core.messages import ASKER, USER_WORDS
+from retinue.core.messages import ASKER, NOTICE, USER_WORDS
 from retinue.core.results import FINAL_ANSWER
 from retinue.core.teams import TeamState
 from retinue.log.blocks import TEAM_TOOLS, Block, Blocks, Span, format_count, make_call_spans
@@ -50,7 +50,6 @@ from retinue.log.summaries import describe_call, shorten_text, summarize_result
 SPOKEN_CHARACTERS = 4000
 SLOW_MS = 1000
 ANSWER_CHARACTERS = 72
-NOTICE = "notice"  # the kind of a message from the supervisor to a model
 Style = Literal["markdown", "diff", "output", "faint"]
 _FILE_TOOLS = ("edit", "write")
 _OUTPUT_TOOLS = ("shell", "bash", "execute_python", "execute_go_code")

@@ -30,7 +30,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from retinue.core.limits import ResourceLimits
+from retinue.core.limits import MIB, ResourceLimits
 from retinue.core.messages import Call, Reply
 from retinue.core.profiles import RuntimeName
 from retinue.files.state_owner import claim_state_folder
@@ -40,7 +40,6 @@ from retinue.sandbox.builder import find_python
 from retinue.sandbox.container_image import PYTHON
 
 TRY_SECONDS = 15
-MIB = 1024**2
 RESOURCE_LIMITS = ResourceLimits(memory=1024 * MIB, processes=64, file_bytes=16 * MIB, workspace_bytes=64 * MIB)
 MARK = "ESCAPED"
 STANDS = "THE SANDBOX STANDS"

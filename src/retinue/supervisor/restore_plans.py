@@ -23,9 +23,9 @@ from retinue.core.servers import PREFIX
 from retinue.core.teams import MAX_NEW_ANSWERS, NEW_ANSWER, VOTE, Member, Strategy
 from retinue.log.runs import RunView
 from retinue.protocol.subagent_tools import TOOLS
+from retinue.workspaces.copies import COPIES
 
 PYTHON = "python"
-COPIES = ("copy", "worktree")
 DELEGATED = "delegated"
 AGAIN = "give it again, from Python: r.resume(tree, profiles=[...])"
 WEB = frozenset(("web_fetch", "web_search"))

@@ -32,7 +32,7 @@ from retinue.workspaces.run_folders import RunFolders
 
 LEFT_OPEN = "{tree} was left open: `retinue resume {tree}` resumes it"
 STALLED = "stalled: nothing has happened in this run for {seconds:g} s; it ends after as long again"
-Relay = Callable[[str, str], Awaitable[Receipt]]  # the text, and the message id of a client
+SendToPeer = Callable[[str, str], Awaitable[Receipt]]  # the text, and the message id of a client
 
 
 class Run(msgspec.Struct, eq=False, gc=False):
@@ -95,7 +95,7 @@ class Run(msgspec.Struct, eq=False, gc=False):
     # Its inbox
     inbox: tuple[UserTurn, ...] = ()
     news: asyncio.Event | None = None
-    relay: Relay | None = None  # carries messages to a remote run
+    relay: SendToPeer | None = None  # carries messages to a remote run
 
     @property
     def name(self) -> str:
@@ -493,7 +493,7 @@ class Run(msgspec.Struct, eq=False, gc=False):
         messages, self.inbox = self.inbox, ()
         return messages
 
-    def set_relay(self, relay: Relay | None) -> None:
+    def set_relay(self, relay: SendToPeer | None) -> None:
         self.relay = relay
 
     def wake(self) -> None:

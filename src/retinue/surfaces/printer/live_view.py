@@ -14,7 +14,8 @@ import msgspec
 
 from retinue.core.approvals import Approval, Decision
 from retinue.core.events import AnswerGiven, Delta, Event, RoundAnswered, RunSpawned, RunStarted
-from retinue.log.activity import NOTICE, Activity, Entries, Entry, Work
+from retinue.core.messages import NOTICE
+from retinue.log.activity import Activity, Entries, Entry, Work
 from retinue.log.blocks import Role, Span, make_call_spans
 from retinue.log.receipts import MessageReceipt, Receipts
 from retinue.log.summaries import shorten_text
