@@ -272,7 +272,7 @@ class A2aRun:
                 SubscribeToTaskRequest(id=self._known.task), context=await self._make_context()
             ):
                 if update.HasField("status_update") and update.status_update.status.state in ENDINGS:
-                    with suppress(A2AError, A2AClientError, httpx.HTTPError):  # then the update has to do
+                    with suppress(A2AError, httpx.HTTPError):  # then the update has to do
                         yield StreamResponse(task=await self._look_up(client))
                 yield update
         except (UnsupportedOperationError, MethodNotFoundError):
