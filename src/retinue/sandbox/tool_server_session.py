@@ -348,6 +348,7 @@ class ToolServerSession:
         self._lock = asyncio.Lock()
         self._server: ToolServerConnection | None = None
         self._losses: list[SandboxLost] = []
+        self._preparing: asyncio.Task[PreparedSandbox] | None = None
         self._fatal: Stop | None = None
         self._user: tuple[int, int] | None = None
 
@@ -473,7 +474,7 @@ class ToolServerSession:
                 undo.push_async_callback(proxy.close)
                 box = replace(box, proxy=str(proxy.path))
             frame = self._make_start_frame(box)  # before the start: it reads a folder, which may fail
-            prepared = await _prepare_sandbox(builder, box)
+            prepared = await self._prepare(box)
             process = builder.process(prepared, Path(self._own.own, "full_logs", "tool_server.log"))
             process.start()
             connection = ToolServerConnection(process, frame, box, proxy)
@@ -487,6 +488,18 @@ class ToolServerSession:
             await connection.greet()
             undo.pop_all()
         return connection
+
+    async def _prepare(self, box: Box) -> PreparedSandbox:
+        """Prepare the sandbox in a thread, because changing the owner of a large workspace takes a while. If the caller
+        is cancelled, the thread goes on, and the next start waits for it: two would change the owner at once."""
+        if self._preparing is not None:
+            await asyncio.wait({self._preparing})
+        self._preparing = start_task(asyncio.to_thread(self._sandbox.builder.prepare, box))
+        try:
+            return await asyncio.shield(self._preparing)
+        except asyncio.CancelledError:
+            self._preparing.add_done_callback(_discard)
+            raise
 
     def _make_start_frame(self, box: Box) -> frames.Start:
         return frames.Start(
@@ -526,16 +539,6 @@ class ToolServerSession:
         if server.proxy is not None:
             unreached = server.proxy.take_refusals()
         return "\n".join(filter(None, (self._sandbox.builder.find_hint(text), unreached, server.find_memory_hint())))
-
-
-async def _prepare_sandbox(builder: SandboxBuilder, box: Box) -> PreparedSandbox:
-    """Prepare the sandbox in a thread, because changing the owner of a large workspace takes a while."""
-    prepared = start_task(asyncio.to_thread(builder.prepare, box))
-    try:
-        return await asyncio.shield(prepared)
-    except asyncio.CancelledError:
-        prepared.add_done_callback(_discard)
-        raise
 
 
 def _discard(opened: asyncio.Future[PreparedSandbox]) -> None:
