@@ -137,6 +137,8 @@ class Proxy:
     def __init__(self) -> None:
         self.target = 0
         self.count = 0
+        self.is_down = False  # ends every connection at once
+        self.refused = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._stalled: set[asyncio.StreamWriter] = set()
 
@@ -160,6 +162,10 @@ class Proxy:
         self._stalled, self._writers = self._writers, set()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.is_down:
+            self.refused += 1
+            writer.transport.abort()
+            return
         inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self.target)
         self.count += 1
         self._writers |= {writer, inner_writer}

@@ -28,6 +28,7 @@ from retinue.protocol.a2a import EXTENSION, make_event_metadata
 from retinue.remote.a2a import adapter
 from retinue.remote.port import RemoteRequest
 from retinue.testing import scripted
+from tests.gates import until
 from tests.remote.a2a_kit import Proxy
 from tests.remote.test_a2a import bodies, make_profile, read_run, supervise
 from tests.surfaces.a2a.kit import VERSION_TOOL, Notes, make_argocd, make_certificate, serve, show_version
@@ -230,6 +231,35 @@ async def test_after_a_fault_the_stream_goes_on_where_it_stopped(tmp_path: Path,
     assert [body.text for body in bodies(events, ToolResult)] == ["deployed to prod"]
     assert [body.text for body in bodies(events, Message)] == ["deployed to prod"]
     assert [body.status for body in bodies(events, RunEnded)] == ["done"]
+
+
+@pytest.mark.parametrize("command", ["answer", "cancel"])
+async def test_an_answer_or_a_cancel_while_the_server_is_out_of_reach_arrives_later(
+    tmp_path: Path, command: str
+) -> None:
+    async with Proxy() as proxy, supervise(tmp_path / "here") as supervisor:
+        options: dict[str, Any] = {"asks_client": True, "public_url": proxy.url}
+        async with serve(tmp_path / "there", make_argocd(DEPLOYS), **options) as server:
+            proxy.target = int(server.address.rpartition(":")[2])
+            run = await supervisor.spawn(make_profile(proxy.url, reconnect_timeout=60.0), Task("deploy"))
+            async for event in run.events():
+                if isinstance(event.body, ApprovalAsked):
+                    break
+            proxy.is_down = True
+            proxy.cut()
+            [asked] = await supervisor.pending()
+            if command == "answer":
+                assert await supervisor.answer(asked.id, Allow(), by="user") == "taken"
+            else:
+                assert await run.cancel()
+            tried = proxy.refused + 2  # one of them may be for the stream
+            await until(lambda: proxy.refused >= tried)
+            proxy.is_down = False
+            [task] = server.tasks.list_tasks("anyone")
+            view = await server.tasks.wait_until(task, lambda view: view.ending is not None)
+            result = await run.result()
+    assert view.ending is not None
+    assert view.ending.status == result.status == ("done" if command == "answer" else "cancelled")
 
 
 async def test_an_agent_that_was_silent_for_long_is_looked_for_all_the_same(

@@ -189,6 +189,7 @@ PIECES = [
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join) | st.binary(max_size=80))
 @example(b"GET http://a.com/ HTTP/1.1\r\nConnection: host, content-length\r\nContent-Length: 3\r\nHost: evil.org")
+@example(b"GET http://a.com/ HTTP/1.1\r\nHost: a.com\r\nConnection: \xff")
 @hypothesis_settings(max_examples=1500, deadline=None)
 def test_whatever_is_sent_is_one_request_to_one_host_or_none(data: bytes) -> None:
     try:

@@ -294,6 +294,19 @@ class RunEnded(Body, frozen=True, tag="run.ended"):
     changed_count: int = 0
     code: str = ""
 
+    @classmethod
+    def from_ending(cls, ending: Ending, *, duration_ms: int = 0, partial: str = "") -> RunEnded:
+        """Return the event of an ending. Only an unfinished run keeps `partial`."""
+        return cls(
+            status=ending.status,
+            final_response=ending.text,
+            duration_ms=duration_ms,
+            error_details=ending.error,
+            partial="" if ending.status == "done" else partial,
+            structured=ending.structured,
+            code=ending.code,
+        )
+
     @property
     def ending(self) -> Ending:
         """The `Ending` described by this event."""

@@ -150,20 +150,9 @@ class OutboxRun:
         self._is_answered = self._is_over = True
         if response.warning:
             yield Report(STARTED, Warned(response.warning))
-        yield Report(STARTED, self._make_ending(response))
-
-    def _make_ending(self, response: protocol.OutboxResponse) -> RunEnded:
         ref = self._request.ref
         ending = protocol.make_ending(response, agent=ref.agent, primary=ref.run == 0)
-        return RunEnded(
-            status=ending.status,
-            final_response=ending.text,
-            duration_ms=0,
-            error_details=ending.error,
-            partial=response.partial,
-            structured=ending.structured,
-            code=ending.code,
-        )
+        yield Report(STARTED, RunEnded.from_ending(ending, partial=response.partial))
 
     def _read_response(self) -> protocol.OutboxResponse | None:
         try:

@@ -178,7 +178,7 @@ def plan_route(request: h11.Request) -> Route:
         raise HttpError(411, "a body must say its length")
     body_bytes = int(headers.get("content-length", b"0"))  # h11 lets only digits through, and one length
     dropped = _DROPPED | {
-        word.strip().lower().decode("ascii")
+        word.strip().lower().decode("latin-1")
         for name, value in named
         if name.lower() == "connection"
         for word in value.split(b",")

@@ -135,6 +135,7 @@ class ToolServerConnection:
     def __init__(self, process: Process, start: frames.Start, box: Box, proxy: RunProxy | None) -> None:
         self._process, self.box, self.proxy = process, box, proxy
         self.is_used = False
+        self.was_stopped = False  # the tool server was ended by us, not lost
         self._memory_kills = 0
         self._numbers = 0
         self._requests: dict[int, _Request] = {}
@@ -144,7 +145,7 @@ class ToolServerConnection:
         # If the watch fails, end the run: it must not write without a limit.
         self._watch = TaskOwner(on_error=lambda error: self.fail(Failed(UNWATCHED.format(error=error))))
         self._ending: asyncio.Task[None] | None = None
-        self.error: BaseException | None = None  # why the connection is unusable
+        self.error: Stop | SandboxLost | None = None  # why the connection is unusable
         self._channel = FrameChannel(
             process.reading,
             process.writing,
@@ -177,8 +178,6 @@ class ToolServerConnection:
             lost = SandboxLost("it did not answer")
             self.fail(lost)
             raise lost from None
-        finally:
-            self._requests.pop(number, None)
 
     async def execute(self, tool: str, call: Call, execution: Execution, *, is_timed: bool) -> frames.ResultFrame:
         """Run a call in the sandbox, with the timeout kept here on the host.
@@ -207,7 +206,6 @@ class ToolServerConnection:
             await self.stop(request.answer)
             raise
         finally:
-            self._requests.pop(number, None)
             left = {expiry, *request.program_calls}
             for task in left:
                 task.cancel()
@@ -225,6 +223,7 @@ class ToolServerConnection:
         """End the tool server and all its processes: at once, or after some time for `answer` to arrive.
 
         The size of its files is watched until the end."""
+        self.was_stopped |= self.error is None
         try:
             await self._process.stop(answer)
         finally:
@@ -273,7 +272,7 @@ class ToolServerConnection:
         said = f" ({process.stderr_tail})" if process.stderr_tail else ""
         self._fail(SandboxLost(process.why + said, out_of_memory=process.is_out_of_memory))
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Stop | SandboxLost) -> None:
         if self.error is None:
             self.error = error
             for waiting in (self._greeted, *(request.answer for request in self._requests.values())):
@@ -299,10 +298,10 @@ class ToolServerConnection:
                 _require(request.execution is not None, "a result of a preview")
                 _require(len(frame.text) <= 2 * INLINE_BYTES, "a result that is too long")
                 _require(_is_file_name(frame.file), "a result in a file that is not its own")
-                request.answer.set_result(frame)
+                self._requests.pop(frame.id).answer.set_result(frame)
             case frames.Previewed():
                 _require(request.execution is None, "a preview of a call that runs")
-                request.answer.set_result(frame)
+                self._requests.pop(frame.id).answer.set_result(frame)
             case frames.Accepted():
                 _require(request.execution is not None and not request.is_accepted, "a call accepted out of turn")
                 request.is_accepted = True
@@ -347,9 +346,9 @@ class ToolServerSession:
         self._sandbox, self._job, self._emit, self._own = sandbox, job, emit, job.folders
         job.folders.spill_for_sandbox()
         self._lock = asyncio.Lock()
-        self._starts = 0
         self._server: ToolServerConnection | None = None
-        self._lost: SandboxLost | None = None
+        self._losses: list[SandboxLost] = []
+        self._preparing: asyncio.Task[PreparedSandbox] | None = None
         self._fatal: Stop | None = None
         self._user: tuple[int, int] | None = None
 
@@ -394,7 +393,6 @@ class ToolServerSession:
                 shown = await server.preview(tool.spec.name, call)
                 break
             except SandboxLost as lost:
-                self._lost = lost
                 if attempt == 2:
                     raise ToolError(PREVIEW_LOST.format(why=lost)) from None
         if shown.failed:
@@ -414,7 +412,6 @@ class ToolServerSession:
                 is_timed = tool.time_limit(call) is not None
                 result = await server.execute(tool.spec.name, call, execution, is_timed=is_timed)
             except SandboxLost as lost:
-                self._lost = lost
                 attempts -= not isinstance(lost, CallNotRun)
             else:
                 if result.file:
@@ -444,25 +441,25 @@ class ToolServerSession:
                 await server.stop()
                 if isinstance(error, Stop):
                     self._fatal = error
-                elif isinstance(error, SandboxLost):
-                    self._lost = error
+                elif not server.was_stopped:
+                    self._losses.append(error)
             if self._fatal is not None:
                 raise self._fatal
             self._check_restarts()
-            self._starts += 1
             try:
                 self._server = await self._start()
             except (RetinueError, OSError) as error:
-                self._lost = SandboxLost(str(error))
+                self._losses.append(SandboxLost(str(error)))
                 raise ToolError(NOT_STARTED.format(why=error)) from None
             return self._server
 
     def _check_restarts(self) -> None:
-        if self._starts > RESTARTS:
-            assert self._lost is not None
-            if self._lost.out_of_memory:
+        times = len(self._losses)
+        if times > RESTARTS:
+            why = self._losses[-1]
+            if why.out_of_memory:
                 raise Limited(MEMORY_USED.format(mib=self._sandbox.resource_limits.memory // MIB))
-            raise Failed(LOST_TOO_OFTEN.format(times=self._starts, why=self._lost))
+            raise Failed(LOST_TOO_OFTEN.format(times=times, why=why))
 
     async def _start(self) -> ToolServerConnection:
         builder, proxy = self._sandbox.builder, None
@@ -477,7 +474,7 @@ class ToolServerSession:
                 undo.push_async_callback(proxy.close)
                 box = replace(box, proxy=str(proxy.path))
             frame = self._make_start_frame(box)  # before the start: it reads a folder, which may fail
-            prepared = await _prepare_sandbox(builder, box)
+            prepared = await self._prepare(box)
             process = builder.process(prepared, Path(self._own.own, "full_logs", "tool_server.log"))
             process.start()
             connection = ToolServerConnection(process, frame, box, proxy)
@@ -491,6 +488,18 @@ class ToolServerSession:
             await connection.greet()
             undo.pop_all()
         return connection
+
+    async def _prepare(self, box: Box) -> PreparedSandbox:
+        """Prepare the sandbox in a thread, because changing the owner of a large workspace takes a while. If the caller
+        is cancelled, the thread goes on, and the next start waits for it: two would change the owner at once."""
+        if self._preparing is not None:
+            await asyncio.wait({self._preparing})
+        self._preparing = start_task(asyncio.to_thread(self._sandbox.builder.prepare, box))
+        try:
+            return await asyncio.shield(self._preparing)
+        except asyncio.CancelledError:
+            self._preparing.add_done_callback(_discard)
+            raise
 
     def _make_start_frame(self, box: Box) -> frames.Start:
         return frames.Start(
@@ -530,16 +539,6 @@ class ToolServerSession:
         if server.proxy is not None:
             unreached = server.proxy.take_refusals()
         return "\n".join(filter(None, (self._sandbox.builder.find_hint(text), unreached, server.find_memory_hint())))
-
-
-async def _prepare_sandbox(builder: SandboxBuilder, box: Box) -> PreparedSandbox:
-    """Prepare the sandbox in a thread, because changing the owner of a large workspace takes a while."""
-    prepared = start_task(asyncio.to_thread(builder.prepare, box))
-    try:
-        return await asyncio.shield(prepared)
-    except asyncio.CancelledError:
-        prepared.add_done_callback(_discard)
-        raise
 
 
 def _discard(opened: asyncio.Future[PreparedSandbox]) -> None:

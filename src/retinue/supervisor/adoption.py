@@ -85,20 +85,9 @@ class AdoptedRun(Run, eq=False):
             self.adoption.forget(self.key)
         for child in self.children:
             child.stop(below)
-        if ending.status != "done":
-            partial = partial or self.view.last_message
-        self.tree.write(
-            self,
-            RunEnded(
-                status=ending.status,
-                final_response=ending.text,
-                duration_ms=round((self.clock.monotonic() - self.started) * 1000),
-                error_details=ending.error,
-                partial=partial if ending.status != "done" else "",
-                structured=ending.structured,
-                code=ending.code,
-            ),
-        )
+        partial = partial or self.view.last_message
+        milliseconds = round((self.clock.monotonic() - self.started) * 1000)
+        self.tree.write(self, RunEnded.from_ending(ending, duration_ms=milliseconds, partial=partial))
         self.finish()
 
     def release(self) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -70,6 +71,8 @@ GONE = "the agent was not reached again for {seconds:g} s: {why}"
 _NO_ENTRY = (401, 403)
 _PASSING = (408, 425, 429)  # temporary refusals
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+
+T = TypeVar("T")
 
 
 class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -269,7 +272,7 @@ class A2aRun:
                 SubscribeToTaskRequest(id=self._known.task), context=await self._make_context()
             ):
                 if update.HasField("status_update") and update.status_update.status.state in ENDINGS:
-                    with suppress(A2AError, A2AClientError, httpx.HTTPError):  # then the update has to do
+                    with suppress(A2AError, httpx.HTTPError):  # then the update has to do
                         yield StreamResponse(task=await self._look_up(client))
                 yield update
         except (UnsupportedOperationError, MethodNotFoundError):
@@ -396,15 +399,17 @@ class A2aRun:
         if approval_id not in self._asked:
             raise Undelivered("the question is not open any more")
         _, asked = self._asked.pop(approval_id)
-        await self._tell([Part(data=ParseDict(make_answer(approval_id, asked.digest, decision), Value()))])
+        answer = Part(data=ParseDict(make_answer(approval_id, asked.digest, decision), Value()))
+        await self._tell([answer], repeats=True)
 
     def _give_input(self, text: str) -> None:
         if self._input.done():
             raise Undelivered("the agent has an answer already")
         self._input.set_result(text)
 
-    async def _tell(self, parts: list[Part], run: str = STARTED) -> None:
-        """Send a message to the task, or to a run below it, during its stream."""
+    async def _tell(self, parts: list[Part], run: str = STARTED, *, repeats: bool = False) -> None:
+        """Send a message to the task, or to a run below it, during its stream. `repeats` sends it again while the
+        agent cannot be reached."""
         try:
             async with asyncio.timeout(self._agent.timeout):
                 await self._confirmed.wait()
@@ -414,12 +419,16 @@ class A2aRun:
         request.configuration.return_immediately = True
         if run != STARTED:
             request.message.metadata.update({EXTENSION: make_command_metadata(run)})
+        post = partial(self._post, request)
         try:
-            client = await self._connection.get_client(streaming=False)
-            async for _ in client.send_message(request, context=await self._make_context()):
-                return
-        except (A2AError, A2AClientError, RetinueError, httpx.HTTPError, ValueError) as error:
+            await (_repeat_request(post) if repeats else post())
+        except (A2AError, RetinueError, httpx.HTTPError, ValueError) as error:
             raise Undelivered(_explain(error)) from None
+
+    async def _post(self, request: SendMessageRequest) -> None:
+        client = await self._connection.get_client(streaming=False)
+        async for _ in client.send_message(request, context=await self._make_context()):
+            return
 
     def cancel(self, run: str) -> None:
         if run != STARTED:
@@ -432,12 +441,17 @@ class A2aRun:
             self._commands.start(self._send_cancel())
 
     async def _send_cancel(self, run: str = STARTED) -> None:
-        client = await self._connection.get_client(streaming=False)
         request = CancelTaskRequest(id=self._known.task)
         if run != STARTED:
             request.metadata.update({EXTENSION: make_command_metadata(run)})
-        with suppress(A2AError, A2AClientError):  # the task has ended meanwhile, or cannot be cancelled
-            task = await client.cancel_task(request, context=await self._make_context())
+
+        async def cancel_task() -> Task:
+            client = await self._connection.get_client(streaming=False)
+            return await client.cancel_task(request, context=await self._make_context())
+
+        with suppress(A2AError, TimeoutError):  # the task has ended meanwhile, or cannot be cancelled or reached
+            async with asyncio.timeout(A2aAdapter.grace):
+                task = await _repeat_request(cancel_task)
             if not self._known.typed:  # an agent that waits for input has no open stream
                 for report in self._fold.apply(StreamResponse(task=task)):
                     self._inbox.put_nowait(report)
@@ -472,6 +486,19 @@ async def _merge(
 
 async def _next(updates: AsyncGenerator[StreamResponse]) -> StreamResponse | None:
     return await anext(updates, None)
+
+
+async def _repeat_request(make: Callable[[], Awaitable[T]]) -> T:
+    """Make a request, and make it again as long as the agent cannot be reached."""
+    wait = FIRST_WAIT
+    while True:
+        try:
+            return await make()
+        except (Unreachable, A2AClientError, httpx.HTTPError) as error:
+            if _is_refusal(_find_status(error)):
+                raise
+        await asyncio.sleep(wait)
+        wait = min(wait * 2, LONGEST_WAIT)
 
 
 def _is_unsent(error: Exception) -> bool:
