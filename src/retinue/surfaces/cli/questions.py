@@ -14,10 +14,10 @@ from retinue.build.servers import connect_to_processes
 from retinue.core.approvals import Allow, Answered, Approval, Decision, QuestionClosed, describe_closing
 from retinue.core.control import Control
 from retinue.core.errors import Ambiguous, ControlUnreachable, NotFound, ReplyTimeout, RetinueError
-from retinue.core.events import ApprovalAsked, ApprovalDecided, Event
+from retinue.core.events import ApprovalDecided, Event
 from retinue.core.ports import LogReader
 from retinue.log.lookup import MOST_CANDIDATES, describe_origin
-from retinue.log.questions import find_closing
+from retinue.log.questions import find_closing, find_question
 from retinue.log.reading import iterate_events, wait_for_event
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.control_clients import describe_user, report_silence
@@ -129,20 +129,17 @@ async def _list_candidates(log: LogReader, found: Sequence[PendingQuestion]) -> 
     ]
 
 
-async def _find_answered(project: screen.ProjectLog, name: str) -> tuple[ApprovalAsked, QuestionClosed] | None:
+async def _find_answered(project: screen.ProjectLog, name: str) -> tuple[Approval, QuestionClosed] | None:
     """Return an answered question and its closing by id, or by number if exactly one tree is live. Else None."""
     trees = [name.partition("/")[0]]
     if is_number(name):
         listed = [stored.tree for stored in await project.log.list_trees(only="live")]
         trees = listed if len(listed) == 1 else []
     for tree in trees:
-        number = 0
-        async for event in iterate_events(project.log, tree):
-            if isinstance(event.body, ApprovalAsked):
-                number += 1
-                if name in (str(number), event.body.approval_id):
-                    closed = await find_closing(iterate_events(project.log, tree), event.body.approval_id)
-                    return None if closed.allowed is None else (event.body, closed)
+        asked = await find_question(iterate_events(project.log, tree), name)
+        if asked is not None:
+            closed = await find_closing(iterate_events(project.log, tree), asked.id)
+            return None if closed.allowed is None else (asked, closed)
     return None
 
 
