@@ -47,7 +47,7 @@ from retinue.core.usage import Usage
 from retinue.files.state_owner import STATE_FOLDERS, verify_state_folder
 from retinue.files.user_key import check_user_key
 from retinue.log.blocks import format_count
-from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import output
 from retinue.surfaces.cli.main import get_version
 from retinue.surfaces.printer import safe
 
@@ -129,7 +129,7 @@ def execute_doctor(args: argparse.Namespace) -> int:
     if args.schema and args.json:
         raise ConfigError("argument --json: not allowed with argument --schema, which is JSON")
     if args.schema:
-        screen.print_json(settings_schema(), indent=2)
+        output.print_json(settings_schema(), indent=2)
         return 0
     if args.escape:
         return run_attempts(as_json=args.json)
@@ -144,7 +144,7 @@ def execute_doctor(args: argparse.Namespace) -> int:
     checks = [(section, check) for section, find_checks in SECTIONS.items() for check in find_checks(checked)]
     if args.json:
         found = [{"section": section, **asdict(check)} for section, check in checks]
-        screen.print_json([{key: value for key, value in each.items() if value} for each in found])
+        output.print_json([{key: value for key, value in each.items() if value} for each in found])
     else:
         for _, check in checks:
             _print_line(f"{check.state:<5} {check.name:<9} {safe.escape_line(check.text)}")
@@ -488,7 +488,7 @@ def run_attempts(*, as_json: bool) -> int:
         columns |= told
         reasons += why
     if as_json:
-        screen.print_json({"tries": columns, "not_tried": reasons})
+        output.print_json({"tries": columns, "not_tried": reasons})
     else:
         print_table(columns, reasons)
     found = [told for column in columns.values() for told in column.values()]

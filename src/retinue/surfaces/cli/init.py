@@ -24,8 +24,7 @@ from retinue.config.project import SETTINGS_FILE, load_project
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import check_name
 from retinue.core.rules import Mode
-from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli import prompts
+from retinue.surfaces.cli import output, prompts
 from retinue.surfaces.printer import safe
 
 REVIEWER = "reviewer"
@@ -115,7 +114,7 @@ def execute_init(args: argparse.Namespace) -> int:
       retinue init --yes --model openai:gpt-6.1-terra
       retinue init --profile scout services/api
     """
-    folder = screen.check_folder(_choose_folder(args.folder))
+    folder = output.check_folder(_choose_folder(args.folder))
     name = check_name(args.profile)
     settings, agent = folder / SETTINGS_FILE, folder / PROJECT_FOLDER / name / FILE_NAME
     for file in (settings, agent):
@@ -130,9 +129,9 @@ def execute_init(args: argparse.Namespace) -> int:
     try:
         trust.keep_answer(settings, text)
     except ConfigError as error:
-        screen.print_warning(f"{error}; `retinue run` will ask whether to trust {settings.name}")
+        output.print_warning(f"{error}; `retinue run` will ask whether to trust {settings.name}")
     for warning in load_project(folder).warnings:
-        screen.print_warning(warning)
+        output.print_warning(warning)
     _print_next_steps(plan)
     return 0
 
@@ -252,7 +251,7 @@ def _write_files(texts: dict[Path, str]) -> None:
 
 
 def _print_next_steps(plan: ProjectPlan) -> None:
-    command = screen.format_command()
+    command = output.format_command()
     where = "" if plan.folder == Path.cwd().resolve() else f"cd {safe.escape_line(shlex.quote(str(plan.folder)))} && "
     model = "" if plan.model else " --model MODEL"
     task = "review this folder" if not plan.tests else "run the tests and review what fails"

@@ -29,10 +29,11 @@ from retinue.core.results import Result
 from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.conversation import Begin, Conversation
-from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, leave_session, redirect_output
+from retinue.surfaces.cli.foreground import EXIT_CODES, leave_session, redirect_output
 from retinue.surfaces.cli.host_process import open_process
 from retinue.surfaces.cli.live import catch_telemetry_warnings
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
+from retinue.surfaces.cli.main import FAILED
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, add_level_options, add_options, add_primary_options
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.start_line import clear_start_line
