@@ -28,6 +28,7 @@ from retinue.core.ports import AttachedApprover
 from retinue.core.profiles import Profile, Task, Team
 from retinue.core.rules import ALLOW, ASK, Verdict
 from retinue.core.teams import Member
+from retinue.files.reserved import STATE_FOLDER
 from retinue.log.runs import Runs
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.foreground import EXIT_CODES, find_unapplied, print_answer
@@ -124,7 +125,7 @@ def execute_demo(args: argparse.Namespace) -> int:
     project = _copy_of_the_sample()
     parts = Parts(
         project=project,
-        state=project / ".retinue",
+        state=project / STATE_FOLDER,
         profiles=PROFILES,
         model=f"scripted:{HERE / play.script}",
         approver=AttachedApprover(DemoApprover(play), by="the demo's policy"),
@@ -143,7 +144,7 @@ def execute_demo(args: argparse.Namespace) -> int:
     if shown.stuck:
         output.exit_stuck(code)
     if live:
-        unapplied = asyncio.run(find_unapplied(shown.result, project / ".retinue"))
+        unapplied = asyncio.run(find_unapplied(shown.result, parts.state))
         print_answer(shown, printer, unapplied, as_json=False, live=True)
         printer.show_note(f"Look closer: cd {shlex.quote(str(project))} && {command} ps")
         return code

@@ -44,6 +44,7 @@ from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, Profile, 
 from retinue.core.results import Result
 from retinue.core.teams import Member
 from retinue.core.usage import Usage
+from retinue.files.reserved import STATE_FOLDER
 from retinue.files.state_owner import STATE_FOLDERS, verify_state_folder
 from retinue.files.user_key import check_user_key
 from retinue.log.blocks import format_count
@@ -99,7 +100,7 @@ class CheckedProject:
 
     @property
     def state(self) -> Path:
-        return self.folder / ".retinue"
+        return self.folder / STATE_FOLDER
 
 
 def configure_doctor(parser: argparse.ArgumentParser) -> None:
@@ -280,9 +281,9 @@ def check_files(checked: CheckedProject) -> Iterator[Check]:
         yield Check("profiles", "fail", checked.error, "correct the file at this place")
         return
     if checked.project.ignored:
-        ignored = ", ".join(checked.project.ignored)
+        ignored = ", ".join(map(str, checked.project.ignored))
         yield Check("trust", "warn", f"{SETTINGS_FILE} is not trusted; ignored: {ignored}", "retinue trust")
-    for warning in checked.project.warnings[1:] if checked.project.ignored else checked.project.warnings:
+    for warning in checked.project.other_warnings:
         yield Check("profiles", "warn", warning, f"correct it in {SETTINGS_FILE}")
     active = [profile.name for profile in checked.project.profiles]
     others = [profile.name for profile in checked.project.all_profiles if profile.name not in active]

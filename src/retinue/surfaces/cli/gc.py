@@ -54,9 +54,10 @@ def execute_gc(args: argparse.Namespace) -> int:
     """
     project = load_project(Path.cwd())
     seconds = project.settings.retention_days * AGES["d"] if args.older_than is None else args.older_than
-    for warning in project.warnings if any(word.startswith("retention_days") for word in project.ignored) else ():
-        output.print_warning(warning)
-    state = output.check_folder(project.folder) / ".retinue"
+    if any(each.key == "retention_days" for each in project.ignored):
+        output.print_warning(project.trust_warning)
+    output.check_folder(project.folder)
+    state = project.state
     removing = remove_old_trees(
         open_log_reader(state),
         state,

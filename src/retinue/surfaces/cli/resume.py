@@ -75,7 +75,7 @@ def execute_resume(args: argparse.Namespace) -> int:
         return resume_conversation(args, project, talk)
     start = prepare(args)
     found = asyncio.run(find_interrupted_tree(project.log, args.name))
-    _warn_of_answered_request(start.project.folder / ".retinue", found)
+    _warn_of_answered_request(project.state, found)
     return run_in_tree(args, start, project, found, lambda control, overrides: control.resume(found.tree, overrides))
 
 
