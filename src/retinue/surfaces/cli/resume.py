@@ -22,7 +22,7 @@ from retinue.core.ports import LogReader
 from retinue.core.profiles import RUNTIMES
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import find_reported_run, find_run, resolve_recent
-from retinue.log.reading import decode_line, follow_lines
+from retinue.log.reading import follow_events
 from retinue.log.runs import Runs
 from retinue.protocol.outbox import parse_request_name, request_name
 from retinue.surfaces.cli import control_clients, output
@@ -289,9 +289,8 @@ async def _run_elsewhere(
         f"{begun.tree} runs in process {writer}, which writes its log; that process decides what needs an approval"
     )
     runs = Runs(found.tree)
-    async with aclosing(follow_lines(project.log, found.tree)) as lines:
-        async for stored in lines:
-            event = decode_line(stored.line, project.log.location)
+    async with aclosing(follow_events(project.log, found.tree)) as events:
+        async for event in events:
             runs.apply(event)
             (printer.show_event if event.seq > found.last_seq else printer.recall_event)(event)
             if event.run == begun.number and isinstance(event.body, RunEnded):

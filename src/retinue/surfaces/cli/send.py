@@ -69,8 +69,8 @@ async def _send(name: str, text: str, wait: float) -> tuple[RunRef, Receipt]:
         return found, Receipt("elsewhere", why=reason)
     client = await control_clients.connect_to_run(project, found)
     if client is None:
-        ended = await control_clients.find_ending(project.log, found)
-        return found, Receipt("too_late", why=f"the run has ended: {ended.status if ended else 'unknown'}")
+        status = await control_clients.find_status(project.log, found)
+        return found, Receipt("too_late", why=f"the run has ended: {status}")
     with control_clients.report_silence(f"the process of {found.name}"):
         given = await client.send(found.tree, found.run, text)
     return found, await wait_until_read(project.log, found.tree, found.run, given, seconds=wait)
@@ -113,16 +113,16 @@ async def _cancel(name: str) -> int:
             with control_clients.report_silence(f"the process of {found.name}"):
                 taken = await client.cancel(found.tree, found.run)
         except ControlUnreachable:
-            if await control_clients.find_ending(project.log, found) is None:
+            if await control_clients.find_status(project.log, found) is None:
                 raise
-    if not taken and client is not None and await control_clients.find_ending(project.log, found) is None:
+    if not taken and client is not None and await control_clients.find_status(project.log, found) is None:
         print(f"{found.name} is stopping already")
 
     def is_ending(event: Event) -> bool:
         return event.run == found.run and isinstance(event.body, RunEnded)
 
-    event = await wait_for_event(project.log, found.tree, is_ending, seconds=END_SECONDS)
-    status = event.body.status if event is not None and isinstance(event.body, RunEnded) else None
+    await wait_for_event(project.log, found.tree, is_ending, seconds=END_SECONDS)
+    status = await control_clients.find_status(project.log, found)
     if status is None:
         output.print_error(f"{found.name} was told to stop, and has not ended yet")
         return 1
