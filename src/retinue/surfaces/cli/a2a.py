@@ -27,6 +27,7 @@ from retinue.core.events import Event, RunEnded
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task, check_name
 from retinue.core.remote_agents import A2aAgent, AgentAuth
+from retinue.files.reserved import find_git_root
 from retinue.files.state_owner import claim_state_folder
 from retinue.files.token_file import load_token
 from retinue.surfaces.cli.foreground import run_tree
@@ -309,8 +310,7 @@ def _choose_profile(project: Project, name: str | None) -> Profile:
     profile = choose_profile(project, name)
     if profile.workspace not in (None, "shared"):
         return profile
-    in_repository = any(os.path.lexists(folder / ".git") for folder in (project.folder, *project.folder.parents))
-    return replace(profile, workspace="worktree" if in_repository else "copy")
+    return replace(profile, workspace="copy" if find_git_root(project.folder) is None else "worktree")
 
 
 def _make_options(args: argparse.Namespace, parts: Parts, project: Project, profile: Profile) -> ServerOptions:

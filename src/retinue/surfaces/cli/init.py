@@ -24,6 +24,7 @@ from retinue.config.project import SETTINGS_FILE, load_project
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import check_name
 from retinue.core.rules import Mode
+from retinue.files.reserved import find_git_root
 from retinue.surfaces.cli import output, prompts
 from retinue.surfaces.printer import safe
 
@@ -143,17 +144,13 @@ def _choose_folder(given: Path | None) -> Path:
             raise ConfigError(f"{given} is not a folder")
         return given.resolve()
     here = Path.cwd().resolve()
-    root = _find_git_root(here)
+    root = find_git_root(here)
     home = os.path.realpath(os.path.expanduser("~"))  # noqa: PTH111 - Path.expanduser raises without a home
     return here if root is None or str(root) == home else root
 
 
-def _find_git_root(folder: Path) -> Path | None:
-    return next((one for one in (folder, *folder.parents) if os.path.lexists(one / ".git")), None)
-
-
 def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool, yes: bool) -> ProjectPlan:
-    git = "in a git repository: runs work in a worktree of it" if _find_git_root(folder) else NO_GIT
+    git = "in a git repository: runs work in a worktree of it" if find_git_root(folder) else NO_GIT
     notes = [f"folder   {folder} ({git})"]
     model, why = _choose_model(asks=asks) if model is None else (model, "as you said")
     if model is not None and not all(model.partition(":")):

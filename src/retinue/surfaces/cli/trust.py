@@ -16,7 +16,6 @@ from retinue.config import trust
 from retinue.config.files import read_text
 from retinue.config.ownership import find_other_owners
 from retinue.config.project import OWNED_MARKS, SETTINGS_FILE, find_project, find_project_folder, load_project
-from retinue.config.settings import parse_settings, restrict
 from retinue.core.errors import ConfigError
 from retinue.files.reserved import STATE_FOLDER
 from retinue.files.state_owner import is_adoptable, name_user
@@ -70,7 +69,7 @@ def execute_trust(args: argparse.Namespace) -> int:
         return 0
     find_project(folder)
     text = read_text(file)
-    loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
+    loose = trust.list_loosenings(file, text)
     if not loose:
         print(f"{safe.escape_line(str(file))} loosens nothing, so all of it takes effect.")
         return 0
