@@ -105,6 +105,17 @@ def prepare(
     return StartUp(parts=parts, project=project, limits=limits, model=model, asks=asks)
 
 
+def prepare_primary(args: argparse.Namespace, *, interactive: bool = True) -> tuple[StartUp, Profile]:
+    """Prepare the start of a new primary and return its profile, from the options of `add_primary_options`. Checks that
+    its model is known and that its sandbox works."""
+    start = prepare(args, interactive=interactive)
+    profile = choose_profile(start.project, args.profile)
+    if args.workspace is not None:
+        profile = replace(profile, workspace=args.workspace)
+    require_model(start, [profile])
+    return check_sandbox(start, profile), profile
+
+
 def _ask_trust() -> None:
     """Ask whether the project's retinue.yaml may loosen permissions, once for each text of the file."""
     file = find_project(Path.cwd()) / SETTINGS_FILE

@@ -39,12 +39,9 @@ from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.start_line import clear_start_line
 from retinue.surfaces.cli.startup import (
     StartUp,
-    check_sandbox,
     choose_level,
-    choose_profile,
     make_header,
-    prepare,
-    require_model,
+    prepare_primary,
 )
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.header import Header
@@ -77,13 +74,7 @@ def execute_talk(args: argparse.Namespace) -> int:
     """
     if not can_draw() or args.plain:
         raise ConfigError(NEEDS_TERMINAL)
-    start = prepare(args)
-    profile = choose_profile(start.project, args.profile)
-    if args.workspace is not None:
-        profile = replace(profile, workspace=args.workspace)
-    require_model(start, [profile])
-    start = check_sandbox(start, profile)
-
+    start, profile = prepare_primary(args)
     header = make_header(start, profile)
     missing = explain_missing_key(header.model, os.environ)
     if missing:
