@@ -24,7 +24,7 @@ from retinue.core.results import format_changed_files
 from retinue.log.activity import describe_team
 from retinue.log.blocks import format_count
 from retinue.log.runs import Runs, RunView
-from retinue.surfaces.cli.live_screen import LiveScreen
+from retinue.surfaces.cli.live_screen import LiveScreen, pace_items
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.keys import ESCAPE, TAB, Key, Paste
@@ -192,7 +192,7 @@ class Conversation:
     async def _show_run(self, run: RunHandle) -> None:
         async with aclosing(self.control.watch(run.tree, deltas=True)) as items:
             with suppress(RetinueError):  # the process of the run is gone
-                async for item in items:
+                async for item in pace_items(items):
                     self._show_item(item)
         if not self._over.is_set():
             self._leave("ended" if self.runs.primary is not None and self.runs.primary.ended else "lost")

@@ -15,6 +15,7 @@ from retinue.core.events import Delta, Event, RunEnded, RunSpawned
 from retinue.log.reading import decode_line, follow_lines, iterate_lines
 from retinue.protocol.control import decode_item, is_delta
 from retinue.surfaces.cli import output
+from retinue.surfaces.cli.live_screen import pace_items
 from retinue.surfaces.cli.options import TREE_HELP, parse_whole
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.live_view import LiveView
@@ -101,7 +102,7 @@ async def _follow_live(project: output.ProjectLog, tree: str, args: argparse.Nam
     live.open()
     try:
         whole = argparse.Namespace(**{**vars(args), "after": 0})  # the view needs the earlier events for its state
-        async for line in _read_lines(project, tree, whole, deltas=True):
+        async for line in pace_items(_read_lines(project, tree, whole, deltas=True)):
             item = decode_item(line) if is_delta(line) else decode_line(line, project.log.location)
             view.apply(item)
             if isinstance(item, Event) and item.run == 0 and isinstance(item.body, RunEnded):
