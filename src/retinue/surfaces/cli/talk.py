@@ -129,15 +129,18 @@ class _ConversationHost:
         view = open_live_screen(level=self._level, after=opening.shown, submit=self._submit, header=opening.header)
         async with view as live:
             process = open_process(parts, live.view.show_note, serves=self._serves, profile=opening.profile)
-            async with process as (control, signals):
-                conversation = await self._hold(live, control, signals)
-                result, diff = await _read_ending(conversation)
-                await live.close()
-                signals.stop()
-                if not live.is_stuck:
-                    print_parting(conversation, result, diff)
-                if conversation.parting == "left":
-                    await self._go_on(conversation)
+            with catch_telemetry_warnings() as telemetry:
+                async with process as (control, signals):
+                    conversation = await self._hold(live, control, signals)
+                    result, diff = await _read_ending(conversation)
+                    await live.close()
+                    signals.stop()
+                    if not live.is_stuck:
+                        print_parting(conversation, result, diff)
+                    if conversation.parting == "left":
+                        await self._go_on(conversation)
+            if telemetry.first and not live.is_stuck:
+                output.print_warning(f"telemetry: {telemetry.first}")
             return _end_command(live, result)
 
     def _submit(self, text: str) -> None:
@@ -146,21 +149,20 @@ class _ConversationHost:
 
     async def _hold(self, live: LiveScreen, control: Control, signals: Signals) -> Conversation:
         """Run the conversation until the user leaves."""
-        with catch_telemetry_warnings():
-            async with control.attend():
-                opening = self._opening
-                run = None if opening.resume is None else await opening.resume(control)
-                live.view.show_starting(is_starting=False)
-                conversation = self._conversation = Conversation(
-                    live, control, signals, begin=opening.begin, known=opening.known, shown=opening.shown
-                )
-                conversation.restore_unsent(*opening.unsent)
-                loop = asyncio.get_running_loop()
-                loop.add_reader(self._shell, conversation.leave_open)  # readable: the first process is gone
-                try:
-                    await conversation.hold(run)
-                finally:
-                    loop.remove_reader(self._shell)
+        async with control.attend():
+            opening = self._opening
+            run = None if opening.resume is None else await opening.resume(control)
+            live.view.show_starting(is_starting=False)
+            conversation = self._conversation = Conversation(
+                live, control, signals, begin=opening.begin, known=opening.known, shown=opening.shown
+            )
+            conversation.restore_unsent(*opening.unsent)
+            loop = asyncio.get_running_loop()
+            loop.add_reader(self._shell, conversation.leave_open)  # readable: the first process is gone
+            try:
+                await conversation.hold(run)
+            finally:
+                loop.remove_reader(self._shell)
         return conversation
 
     async def _go_on(self, conversation: Conversation) -> None:
