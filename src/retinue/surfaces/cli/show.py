@@ -12,8 +12,6 @@ from pathlib import Path
 import msgspec
 
 from retinue.build.logs import open_stored_control
-from retinue.core.messages import RunRef
-from retinue.core.ports import LogReader
 from retinue.core.results import ToolLog, ending_texts, format_changed_files
 from retinue.core.usage import Usage
 from retinue.log.accounts import format_cost, sum_subtree_bill
@@ -21,7 +19,7 @@ from retinue.log.activity import describe_team
 from retinue.log.blocks import Role, describe_basis, format_count, format_json, make_call_spans
 from retinue.log.listing import Listing, load_listing
 from retinue.log.reading import iterate_events
-from retinue.log.receipts import MessageReceipt, Receipts
+from retinue.log.receipts import MessageReceipt, find_unread
 from retinue.log.runs import RunView
 from retinue.log.summaries import reword_summary, summarize_result
 from retinue.log.transcripts import Action, fold_actions, format_transcript
@@ -96,18 +94,9 @@ async def _show(args: argparse.Namespace) -> int:
         output.print_json(tree.make_result(view, now))
         return 0
     changes = await _describe_changes(project, tree, view.find_presented())
-    unread = await _list_unread(project.log, found)
+    unread = await find_unread(iterate_events(project.log, found.tree), found.run)
     pager.print_long("\n".join(_format_page(project.state, tree, view, now, changes=changes, unread=unread)))
     return 0
-
-
-async def _list_unread(log: LogReader, found: RunRef) -> list[MessageReceipt]:
-    """Return the messages of people to a run that it has not read, or never read."""
-    receipts, newest = Receipts(), dict[int, MessageReceipt]()
-    async for event in iterate_events(log, found.tree):
-        if event.run == found.run:
-            newest |= {each.seq: each for each in receipts.apply(event)}
-    return [each for each in newest.values() if each.state != "delivered"]
 
 
 def _format_page(

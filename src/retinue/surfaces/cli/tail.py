@@ -11,7 +11,7 @@ from contextlib import aclosing
 
 from retinue.build.servers import watch_process_lines
 from retinue.core.errors import ControlUnreachable, NotFound
-from retinue.core.events import Delta, Event, RunEnded, RunSpawned
+from retinue.core.events import Delta, RunEnded, RunSpawned
 from retinue.log.reading import decode_line, follow_lines, iterate_lines
 from retinue.protocol.control import decode_item, is_delta
 from retinue.surfaces.cli import output
@@ -96,24 +96,20 @@ async def _warn_interrupted(project: output.ProjectLog, tree: str) -> None:
 
 async def _follow_live(project: output.ProjectLog, tree: str, args: argparse.Namespace, *, level: Level) -> None:
     """Show the live view of a tree of another process until the tree has ended."""
-    ended: RunEnded | None = None
     live = Screen(Terminal(output_fd=sys.stdout.fileno()), color=colors.wants_color(sys.stdout))
     view = LiveView(live, tree, level=level, after=args.after)
     live.open()
     try:
         whole = argparse.Namespace(**{**vars(args), "after": 0})  # the view needs the earlier events for its state
         async for line in pace_items(_read_lines(project, tree, whole, deltas=True)):
-            item = decode_item(line) if is_delta(line) else decode_line(line, project.log.location)
-            view.apply(item)
-            if isinstance(item, Event) and item.run == 0 and isinstance(item.body, RunEnded):
-                ended = item.body
+            view.apply(decode_item(line) if is_delta(line) else decode_line(line, project.log.location))
         primary = view.activity.runs.primary
-        talks = primary is not None and primary.spawned.conversation
-        if ended is not None and ended.status == "done" and not talks:
-            view.show_markdown(ended.final_response)
-        elif ended is not None and ended.status != "done":
-            view.show_note(f"{ended.status}: {ended.error_details or ended.final_response}")
-        if ended is not None:
+        if primary is not None and primary.ended is not None:
+            ended = primary.ended
+            if ended.status != "done":
+                view.show_note(f"{ended.status}: {ended.error_details or ended.final_response}")
+            elif not primary.spawned.conversation:
+                view.show_markdown(ended.final_response)
             view.show_note(format_totals(view.activity.runs, time.time()))
     finally:
         if not await live.close():
