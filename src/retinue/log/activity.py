@@ -114,7 +114,7 @@ class Activity:
 
     @property
     def questions(self) -> Mapping[str, Approval]:
-        """The open approvals by id, in the order they were asked."""
+        """Return the open approvals by id, in the order they were asked."""
         return self._questions.open
 
     def apply(self, item: Event | Delta) -> None:
