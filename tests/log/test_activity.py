@@ -18,9 +18,9 @@ from retinue.core.events import (
     UsageReported,
 )
 from retinue.core.usage import Usage
-from retinue.log.activity import Activity, Entries
+from retinue.log.activity import Activity, Entries, ProgressLines
 from retinue.log.runs import RunCounts
-from tests.surfaces.printer.facts import ANNA, MAIN, Facts
+from tests.surfaces.printer.facts import ANNA, BERT, MAIN, Facts
 
 EDIT = {"path": "src/lib.rs", "old_string": "old", "new_string": "new"}
 
@@ -156,3 +156,18 @@ def test_an_answer_that_nobody_fetched_is_told_once() -> None:
     shown = [entry for entry in map(entries.apply, told) if entry is not None]
     assert [entry.body for entry in shown if "the last words" in entry.body] == ["the last words"]
     assert shown[-1].run == 1
+
+
+def test_a_waiting_client_gets_the_latest_line_of_each_run_but_none_of_its_own() -> None:
+    facts, lines = Facts(), ProgressLines("t1")
+    lines.apply(facts(MAIN, RunSpawned(None, "client", 0, "an MCP client", "id", "/w", client=True)))
+    lines.apply(facts(MAIN, ToolCall("c0", "spawn_subagents", {})))
+    assert (lines.latest, lines.by_run, lines.count_runs()) == ("", {}, (0, 0))
+    lines.apply(facts.spawn(ANNA, "look", task="look at src"))
+    lines.apply(facts.spawn(BERT, "test", task="x" * 100))
+    assert lines.by_run == {1: "[look] look at src", 3: f"[test] {'x' * 60}"}
+    lines.apply(facts(ANNA, ToolCall("c1", "read", {"path": "src/lib.rs"})))
+    lines.apply(facts(ANNA, ToolResult("c1", "read", "text")))
+    assert lines.latest == lines.by_run[1] == "[look] read(src/lib.rs)"
+    lines.apply(facts.end(BERT))
+    assert (lines.latest, lines.count_runs()) == ("[test] ended: done", (1, 1))

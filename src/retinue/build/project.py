@@ -34,7 +34,7 @@ def load_project_parts(
     rules and context paths are merged."""
     from retinue.config.coordination import to_members
     from retinue.config.models import find_default_model
-    from retinue.config.project import load_project
+    from retinue.config.project import SETTINGS_FILE, load_project
     from retinue.config.skills import render_skill_prompt
 
     project = load_project(start, config=config)
@@ -45,12 +45,12 @@ def load_project_parts(
     context_paths = (str(project.folder / path) for path in settings.context_paths)
     outbox = _resolve_outbox(given.pop("outbox", None), settings, project.folder)
     values: dict[str, Any] = {
-        "state": project.folder / ".retinue",
+        "state": project.state,
         "profiles": project.profiles,
         "model": settings.model or find_default_model(os.environ),
         "limits": limits.override(settings.limits),
         "rules": _merge_rules(given.pop("rules", Rules()), settings.rules),
-        "rules_file": settings.file or project.folder / "retinue.yaml",
+        "rules_file": settings.file or project.folder / SETTINGS_FILE,
         "keeps_trust": config is None,
         "approval_timeout": settings.approval_timeout,
         "notify_command": settings.notify_command,

@@ -21,6 +21,7 @@ from retinue.config.location import SourceLocation
 from retinue.config.models import PROVIDERS
 from retinue.config.schema import (
     ABOVE_DEFAULT,
+    ANY_COMMAND,
     ANY_VALUE,
     COUNT,
     FLAG,
@@ -287,7 +288,7 @@ class CoordinationSettings:
         "a command to put before the one that starts a sandbox",
         default=(),
         example="[nice, -n, '5']",
-        trust=TrustRule("any value", lambda value, _: ((), [Loosening("", " ".join(value))])),
+        trust=ANY_COMMAND,
     )
     subagent_reports: Literal["strict", "best_effort"] = setting(
         choice(("strict", "best_effort")),

@@ -44,7 +44,7 @@ PROVIDERS = (
     Provider("openai", default="openai:gpt-6.1-terra"),
 )
 # Variables that the SDKs of these and other providers read. Some programs that start us pass on only listed variables.
-MODEL_VARIABLES = (VARIABLE, "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL")
+MODEL_VARIABLES = (VARIABLE, *(name for provider in PROVIDERS for name in (provider.key, provider.address)))
 OTHER_MODEL_VARIABLES = (
     *("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_CUSTOM_HEADERS", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"),
     *("OLLAMA_BASE_URL", "OLLAMA_API_KEY", "VLLM_BASE_URL", "VLLM_API_KEY", "OPENROUTER_API_KEY"),

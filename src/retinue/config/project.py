@@ -13,16 +13,18 @@ from retinue.config.location import suggest
 from retinue.config.ownership import check_owner
 from retinue.config.profiles import BUILT_IN, LocatedProfile, choose_active, find_definitions, warn_of_unknown_types
 from retinue.config.sandbox import warn_of_missing_paths
+from retinue.config.schema import Loosening
 from retinue.config.settings import ProfileSettings, Settings, load_settings, parse_settings, restrict
 from retinue.config.skills import Skill, find_skill, find_skills
 from retinue.config.trust import read_answer
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import SPAWN_TOOLS, Profile
 from retinue.core.team_members import ALL_TYPES, ROUND_EVALUATOR, UNTYPED
+from retinue.files.reserved import GIT_FOLDER, STATE_FOLDER
 
 SETTINGS_FILE = "retinue.yaml"
 OWNED_MARKS = (SETTINGS_FILE, ".agent")  # `files.state_owner` checks the state folder
-MARKS = (*OWNED_MARKS, ".retinue", ".git")
+MARKS = (*OWNED_MARKS, STATE_FOLDER, GIT_FOLDER)
 UNTRUSTED = "{file} is not trusted, so this part of it is ignored: {what}; `retinue trust` shows and allows it"
 FEW = 3
 _WHO_IT_IS = ("description", "instructions", "skills")
@@ -33,7 +35,8 @@ class Project:
     """A project. `profiles` are the active profiles, `all_profiles` all that can be named; both include the settings
     of retinue.yaml.
 
-    `ignored` are settings of retinue.yaml that need the user's trust and do not have it.
+    `ignored` are settings of retinue.yaml that need the user's trust and do not have it. `other_warnings` are about
+    everything else.
     """
 
     folder: Path
@@ -41,8 +44,26 @@ class Project:
     profiles: tuple[Profile, ...]
     all_profiles: tuple[Profile, ...]
     skills: Mapping[str, Skill]
-    warnings: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
+    other_warnings: tuple[str, ...] = ()
+    ignored: tuple[Loosening, ...] = ()
+
+    @property
+    def state(self) -> Path:
+        return self.folder / STATE_FOLDER
+
+    @property
+    def trust_warning(self) -> str:
+        """Return the warning about ignored settings, or an empty text."""
+        if not self.ignored:
+            return ""
+        more = f" and {len(self.ignored) - FEW} more" if len(self.ignored) > FEW else ""
+        what = f"{', '.join(map(str, self.ignored[:FEW]))}{more}"
+        return UNTRUSTED.format(file=self.settings.file, what=what)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return all warnings."""
+        return (self.trust_warning, *self.other_warnings) if self.ignored else self.other_warnings
 
 
 def find_project(start: Path) -> Path:
@@ -53,7 +74,7 @@ def find_project(start: Path) -> Path:
     folder = find_project_folder(start)
     for mark in OWNED_MARKS:
         check_owner(folder / mark, project=folder)
-    check_owner(folder / ".git", project=folder, modes=False)  # the modes of .git are left to git
+    check_owner(folder / GIT_FOLDER, project=folder, modes=False)  # the modes of .git are left to git
     return folder
 
 
@@ -78,20 +99,18 @@ def load_project(start: Path, *, config: Path | None = None) -> Project:
     active, warnings = choose_active(everyone, settings.coordination.subagent_types)
     _check_members(settings, active, everyone)
     warnings = [*warnings, *_warn_of_teams(settings, everyone), *warn_of_missing_paths(settings.expose_paths)]
-    if ignored:
-        warnings = [UNTRUSTED.format(file=settings.file, what=_list_some(ignored)), *warnings]
     return Project(
         folder=folder,
         settings=settings,
         profiles=tuple(active),
         all_profiles=tuple(everyone),
         skills=skills,
-        warnings=tuple(warnings),
+        other_warnings=tuple(warnings),
         ignored=ignored,
     )
 
 
-def load_own_settings(folder: Path) -> tuple[Settings, tuple[str, ...]]:
+def load_own_settings(folder: Path) -> tuple[Settings, tuple[Loosening, ...]]:
     """Return the settings of the project's retinue.yaml that are in force, and the untrusted ones that are ignored."""
     file = folder / SETTINGS_FILE
     if not exists(file):
@@ -99,12 +118,7 @@ def load_own_settings(folder: Path) -> tuple[Settings, tuple[str, ...]]:
     text = read_text(file)
     settings = parse_settings(text, file)
     narrow, loose = restrict(settings)
-    return (settings, ()) if not loose or read_answer(file, text) else (narrow, tuple(map(str, loose)))
-
-
-def _list_some(ignored: tuple[str, ...]) -> str:
-    more = f" and {len(ignored) - FEW} more" if len(ignored) > FEW else ""
-    return ", ".join(ignored[:FEW]) + more
+    return (settings, ()) if not loose or read_answer(file, text) else (narrow, tuple(loose))
 
 
 def merge_profiles(found: Iterable[LocatedProfile], settings: Settings) -> list[LocatedProfile]:

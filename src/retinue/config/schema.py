@@ -124,17 +124,7 @@ def format_default(value: object) -> str:
 def section(cls: type[T], help: str, *, example: str = "") -> Any:
     """Declare one key that holds a section. A missing section has all its defaults."""
     kind = Kind(lambda node: read_section(cls, node), section_schema(cls), cls)
-    declaration = Setting(
-        name="",
-        kind=kind,
-        help=help,
-        default=cls(),
-        unset=cls(),
-        example=example,
-        null="unset",
-        trust=TrustRule("", restrict_section),
-    )
-    return field(default=cls(), metadata={_KEY: declaration})
+    return setting(kind, help, default=cls(), example=example, trust=TrustRule("", restrict_section))
 
 
 def list_settings(cls: type) -> tuple[Setting, ...]:
@@ -219,6 +209,7 @@ def trust_for(*loose: str) -> TrustRule:
 
 IF_TRUE = TrustRule("`true`", lambda value, _: (False, [Loosening("", "true")] if value else []))
 ANY_VALUE = TrustRule("any value", _drop_value)
+ANY_COMMAND = TrustRule("any value", lambda value, _: ((), [Loosening("", " ".join(value))]))
 ABOVE_DEFAULT = TrustRule("above the default", _drop_more)
 BELOW_DEFAULT = TrustRule("below the default", _drop_less)
 

@@ -94,6 +94,7 @@ from retinue.config.remote_agents import AGENTS, NEW_AGENTS, RemoteAgent
 from retinue.config.sandbox import CONTEXT_PATHS, NETWORK, OPEN_NETWORK, PATHS, ResourceLimitsSettings
 from retinue.config.schema import (
     ABOVE_DEFAULT,
+    ANY_COMMAND,
     ANY_VALUE,
     BELOW_DEFAULT,
     COUNT,
@@ -330,7 +331,7 @@ class Settings:
         "a command run for each question that waits for a person, such as a desktop notification",
         default=(),
         example="[notify-send, Retinue, A question waits]",
-        trust=TrustRule("any value", lambda value, _: ((), [Loosening("", " ".join(value))])),
+        trust=ANY_COMMAND,
     )
     max_depth: int | UnsetType = limit(
         WHOLE, _describe_limit("depth", "0: none"), default=LIMIT_KEYS["depth"].default, null="refused"

@@ -29,6 +29,11 @@ from retinue.files.private import ensure_private_folder
 MAX_ANSWER_BYTES = 16 * 1024
 
 
+def list_loosenings(file: Path, text: str) -> list[str]:
+    """Return the settings in this text of a file that need the user's trust."""
+    return [str(each) for each in restrict(parse_settings(text, file))[1]]
+
+
 def read_answer(file: Path, text: str) -> bool | None:
     """Return True or False if the user has answered for this text of this file, else None."""
     kept = _read_record(_answer_path(file))
@@ -65,10 +70,7 @@ def keep_accepted_owner(folder: Path, owner: int) -> None:
 
 def carry_answer(file: Path, before: str | None, after: str) -> None:
     """Trust the new text of a file that we changed at the user's request, if the old text was in force."""
-    in_force = (
-        before is None or read_answer(file, before) or not restrict(parse_settings(_normalize_text(before), file))[1]
-    )
-    if in_force:
+    if before is None or read_answer(file, before) or not list_loosenings(file, _normalize_text(before)):
         with suppress(ConfigError):  # without a stored answer, the next run asks
             keep_answer(file, after)
 

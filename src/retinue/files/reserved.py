@@ -50,6 +50,11 @@ def list_all_prefixes(paths: Iterable[str]) -> set[str]:
     return found
 
 
+def find_git_root(folder: Path) -> Path | None:
+    """Return the nearest folder, from `folder` upward, with a `.git`."""
+    return next((one for one in (folder, *folder.parents) if os.path.lexists(one / GIT_FOLDER)), None)
+
+
 def find_git_folder(root: str | Path, path: str, planned: Collection[str] = ()) -> str | None:
     """Return the folder between `root` and `path` that git would take for a repository, or None.
 

@@ -8,11 +8,13 @@ text.
 show and which to hold back. A call gets its entry when its result arrives, with its diff or the tail of its output.
 Texts of models and tools are not escaped.
 
-`describe_team` is one line about a team: its progress, or its outcome.
+`ProgressLines` is for a client that shows a single line. `describe_team` is one line about a team: its progress, or its
+outcome.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import partial
 from typing import Any, Literal
@@ -28,6 +30,7 @@ from retinue.core.events import (
     Delta,
     Event,
     Inbox,
+    MemberLost,
     Message,
     RoundAnswered,
     RunEnded,
@@ -39,16 +42,19 @@ from retinue.core.events import (
     ToolCall,
     ToolResult,
     TurnStarted,
+    VoteCast,
 )
 from retinue.core.messages import ASKER, NOTICE, USER_WORDS
 from retinue.core.results import FINAL_ANSWER
 from retinue.core.teams import TeamState
-from retinue.log.blocks import TEAM_TOOLS, Block, Blocks, Span, format_count, make_call_spans
+from retinue.log.blocks import TEAM_TOOLS, Block, Blocks, Span, format_count, make_call_spans, make_team_spans
+from retinue.log.questions import Questions
 from retinue.log.runs import NO_RUNS, NOTHING, RunCounts, Runs, RunView
 from retinue.log.summaries import describe_call, shorten_text, summarize_result
 
 SPOKEN_CHARACTERS = 4000
 SLOW_MS = 1000
+TASK_CHARACTERS = 60
 ANSWER_CHARACTERS = 72
 Style = Literal["markdown", "diff", "output", "faint"]
 _FILE_TOOLS = ("edit", "write")
@@ -98,14 +104,17 @@ class _LiveRun(msgspec.Struct):
 
 
 class Activity:
-    """The present state of a tree, folded from all its events and the deltas between them. `questions` are the open
-    approvals, in the order they were asked."""
+    """The present state of a tree, folded from all its events and the deltas between them."""
 
     def __init__(self, tree: str) -> None:
         self.runs = Runs(tree)
-        self.questions: dict[str, Approval] = {}
-        self._asked = 0
+        self._questions = Questions()
         self._live: dict[int, _LiveRun] = {}
+
+    @property
+    def questions(self) -> Mapping[str, Approval]:
+        """Return the open approvals by id, in the order they were asked."""
+        return self._questions.open
 
     def apply(self, item: Event | Delta) -> None:
         """Fold one event or delta."""
@@ -136,17 +145,12 @@ class Activity:
                 present.began.pop(call_id, None)
                 present.outputs.pop(call_id, None)
                 present.since = event.at
-            case ApprovalAsked() as asked:
-                self._asked += 1
-                self.questions[asked.approval_id] = restore_approval(event, asked, self._asked)
             case ApprovalDecided(approval_id=approval_id, call_id=call_id):
-                if self.questions.pop(approval_id, None) is not None:
+                if approval_id in self.questions:
                     present.began[call_id] = event.at  # the wait for a person does not count as time of the call
-            case RunResumed() | RunEnded():
-                for approval_id in [each.id for each in self.questions.values() if each.run == event.run]:
-                    del self.questions[approval_id]
-                if isinstance(event.body, RunEnded):
-                    del self._live[event.run]
+            case RunEnded():
+                del self._live[event.run]
+        self._questions.apply(event)
 
     def _end_speech(self, number: int, present: _LiveRun, *, before: int | None = None) -> None:
         """Clear the streamed text of run `number`, because an event now holds the text or a new turn began.
@@ -235,23 +239,39 @@ class Activity:
         )
 
 
-def restore_approval(event: Event, asked: ApprovalAsked, number: int = 0) -> Approval:
-    """Return the `Approval` of an `approval.asked` event, as surfaces show it."""
-    return Approval(
-        id=asked.approval_id,
-        tree=event.tree,
-        run=event.run,
-        path=event.path,
-        agent=event.agent,
-        tool=asked.tool,
-        args=asked.args,
-        call_id=asked.call_id,
-        label=asked.label,
-        preview=asked.preview,
-        rule=asked.rule,
-        digest=asked.digest,
-        number=number,
-    )
+class ProgressLines:
+    """The fold of a tree's events into one line about each run (`by_run`) and about the tree (`latest`), for a client
+    that waits for its subagents. The run of the client itself has no line and is not counted."""
+
+    def __init__(self, tree: str) -> None:
+        self._runs = Runs(tree)
+        self.by_run: dict[int, str] = {}
+        self.latest = ""
+
+    def apply(self, event: Event) -> None:
+        """Fold one event."""
+        self._runs.apply(event)
+        run = self._runs.runs.get(event.run)
+        if run is not None and run.spawned.client:
+            return
+        match event.body:
+            case RunSpawned(task=task):
+                text = task[:TASK_CHARACTERS]
+            case ToolCall(name=name, args=args):
+                text = "".join(part for _, part in make_call_spans(name, args))
+            case AnswerGiven() | VoteCast() | MemberLost() | TeamDecided():
+                text = "".join(part for _, part in make_team_spans(event.body))
+            case RunEnded(status=status):
+                text = f"ended: {status}"
+            case _:
+                return
+        self.latest = self.by_run[event.run] = text if run is None else f"[{run.label}] {text}"
+
+    def count_runs(self) -> tuple[int, int]:
+        """Return the numbers of running and of ended runs."""
+        views = [view for view in self._runs.runs.values() if not view.spawned.client]
+        ended = sum(view.ended is not None for view in views)
+        return len(views) - ended, ended
 
 
 # Permanent entries

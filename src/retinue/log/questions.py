@@ -1,11 +1,64 @@
-"""The closing of a question, read from events: who answered, on which surface, and when."""
+"""The questions of a tree, read from its events: which are open, and how one was closed."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable
 
-from retinue.core.approvals import QuestionClosed
-from retinue.core.events import ApprovalDecided, Delta, Event, RunEnded
+from retinue.core.approvals import Approval, QuestionClosed
+from retinue.core.events import ApprovalAsked, ApprovalDecided, Delta, Event, RunEnded, RunResumed, RunWaiting
+
+
+class Questions:
+    """The fold of a tree's events into its open questions, by id and in the order they were asked.
+
+    A run that has ended, or waits for its next message, asks nothing. A resumed run asks its questions again."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, Approval] = {}
+        self._count = 0
+
+    def apply(self, event: Event) -> None:
+        """Fold one event."""
+        match event.body:
+            case ApprovalAsked() as asked:
+                self._count += 1
+                self.open[asked.approval_id] = _restore_approval(event, asked, self._count)
+            case ApprovalDecided(approval_id=approval_id):
+                self.open.pop(approval_id, None)
+            case RunResumed() | RunWaiting() | RunEnded():
+                for approval_id in [each.id for each in self.open.values() if each.run == event.run]:
+                    del self.open[approval_id]
+
+
+def _restore_approval(event: Event, asked: ApprovalAsked, number: int) -> Approval:
+    """Return the `Approval` of an `approval.asked` event, as surfaces show it."""
+    return Approval(
+        id=asked.approval_id,
+        tree=event.tree,
+        run=event.run,
+        path=event.path,
+        agent=event.agent,
+        tool=asked.tool,
+        args=asked.args,
+        call_id=asked.call_id,
+        label=asked.label,
+        preview=asked.preview,
+        rule=asked.rule,
+        digest=asked.digest,
+        number=number,
+    )
+
+
+async def find_question(events: AsyncIterable[Event], name: str) -> Approval | None:
+    """Return the question of a tree with the number or id `name`, open or closed, or None if there is none."""
+    questions = Questions()
+    async for event in events:
+        questions.apply(event)
+        if isinstance(event.body, ApprovalAsked):
+            asked = questions.open[event.body.approval_id]
+            if name in (str(asked.number), asked.id):
+                return asked
+    return None
 
 
 async def find_closing(events: AsyncIterable[Event | Delta], approval_id: str) -> QuestionClosed:

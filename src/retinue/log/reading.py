@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from typing import TypeVar
 
 import msgspec
@@ -65,22 +66,24 @@ async def follow_lines(log: LogReader, tree: str, *, after: int = 0) -> AsyncGen
         await asyncio.sleep(POLL_SECONDS)
 
 
+async def follow_events(log: LogReader, tree: str, *, after: int = 0) -> AsyncGenerator[Event, None]:
+    """Yield the events of a tree like `follow_lines`."""
+    async with aclosing(follow_lines(log, tree, after=after)) as lines:
+        async for stored in lines:
+            yield decode_line(stored.line, log.location)
+
+
 async def wait_for_event(
     log: LogReader, tree: str, matches: Callable[[Event], bool], *, after: int = 0, seconds: float
 ) -> Event | None:
     """Return the first event after number `after` that `matches` accepts, or None if it does not come within `seconds`
     or the tree ends first."""
-    following = follow_lines(log, tree, after=after)
-    try:
-        async with asyncio.timeout(seconds):
-            async for stored in following:
-                event = decode_line(stored.line, log.location)
-                if matches(event):
-                    return event
-    except TimeoutError:
-        pass
-    finally:
-        await following.aclose()
+    async with aclosing(follow_events(log, tree, after=after)) as events:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                async for event in events:
+                    if matches(event):
+                        return event
     return None
 
 

@@ -4,6 +4,7 @@ late."""
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import AsyncIterable
 
 import msgspec
 
@@ -49,3 +50,12 @@ class Receipts:
                     msgspec.structs.replace(each, state="too_late", why=ENDED_UNREAD) for each in self._queued.pop(run)
                 ]
         return []
+
+
+async def find_unread(events: AsyncIterable[Event], run: int) -> list[MessageReceipt]:
+    """Return the messages of people to a run that it has not read, or never read, from the events of its tree."""
+    receipts, newest = Receipts(), dict[int, MessageReceipt]()
+    async for event in events:
+        if event.run == run:
+            newest |= {each.seq: each for each in receipts.apply(event)}
+    return [each for each in newest.values() if each.state != "delivered"]

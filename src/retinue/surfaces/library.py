@@ -5,11 +5,11 @@ Installs no signal handlers, prints nothing, and reads no settings file unless `
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from retinue.build.parts import Parts, add_profiles
 from retinue.build.project import find_built_in_profiles, load_project_parts, render_built_in_skills
@@ -28,8 +28,6 @@ from retinue.core.results import OutputT, Result
 from retinue.core.rounds import Rounds
 from retinue.core.rules import Mode, Rules, parse_rule
 from retinue.core.traces import Telemetry
-
-T = TypeVar("T")
 
 
 class OpenOptions(TypedDict, total=False):
@@ -305,26 +303,8 @@ def run_sync(
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(once())
-    return _in_thread(once)
-
-
-def _in_thread(work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work` in an event loop of a new thread, and wait for it. Works inside a running event loop."""
-    outcome: list[T] = []
-    failure: list[BaseException] = []
-
-    async def main() -> None:
-        outcome.append(await work())
-
-    def target() -> None:
-        try:
-            asyncio.run(main())
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            failure.append(error)
-
-    thread = threading.Thread(target=target, name="retinue-run-sync")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return outcome[0]
+    thread = ThreadPoolExecutor(1, "retinue-run-sync")  # with an event loop of its own, because this thread has one
+    try:
+        return thread.submit(lambda: asyncio.run(once())).result()
+    finally:
+        thread.shutdown(wait=False)  # Ctrl-C does not wait for the run

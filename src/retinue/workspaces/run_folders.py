@@ -22,6 +22,7 @@ from retinue.core.profiles import WorkspaceName
 from retinue.core.secrets import clean_text
 from retinue.files.opening import AnyPath, RefusedFile, stat_real
 from retinue.files.private import ensure_private_folder, make_private_folder, open_private_file, write_private_file
+from retinue.files.reserved import find_git_root
 from retinue.files.scratch import make_scratch_name
 from retinue.files.trees import measure_folder, remove_tree, remove_whole_tree
 from retinue.workspaces.workspace import ChangesRecord, Workspace
@@ -43,17 +44,13 @@ class StateFolder:
     @cached_property
     def in_repository(self) -> bool:
         """Return True if the project seemed to be in a git repository when it was first looked at."""
-        return self._finds_repository()
+        return find_git_root(Path(self.project)) is not None
 
     def require_repository(self) -> None:
         """Raise ConfigError if the project is in no git repository, so that no worktree of it can be made. Looks again
         each time, because a run can make the repository."""
-        if not self._finds_repository():
+        if find_git_root(Path(self.project)) is None:
             raise ConfigError(NOT_A_REPOSITORY.format(project=self.project))
-
-    def _finds_repository(self) -> bool:
-        """Return True if the project or a folder above it has a `.git`."""
-        return any(os.path.lexists(folder / ".git") for folder in (Path(self.project), *Path(self.project).parents))
 
     def tree_folder(self, tree: str) -> str:
         return f"{self._runs}/{tree}"

@@ -353,3 +353,16 @@ def test_without_the_key_of_its_model_it_does_not_open(project: Project, open_tm
     terminal = open_tmux("--model", "anthropic:claude-x", "--runtime", "inherited")
     assert terminal.wait_for_end() == 2
     assert "model 'anthropic:claude-x': Set the `ANTHROPIC_API_KEY` environment" in terminal.history
+
+
+def test_a_collector_that_cannot_be_reached_is_one_line_at_the_end(project: Project, open_tmux: Open) -> None:  # noqa: F811
+    nobody = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+    terminal = start(open_tmux, project, {"main": ["I am here."]}, columns=160, **nobody)
+    say(terminal, "hello")
+    terminal.read_until("I am here.")
+    say(terminal, "/exit")
+    assert terminal.wait_for_end() == 0
+    after = terminal.text.partition("Come back:")[2].partition("Pane is dead")[0]  # tmux adds that
+    lines = [line for line in after.splitlines()[1:] if line]
+    where = "the collector at 127.0.0.1:9"
+    assert lines == [f"retinue: warning: telemetry: not all was sent: {where} did not take it within 3 s"]

@@ -64,10 +64,12 @@ async def test_old_trees_go_and_new_ones_stay(project: Project) -> None:
     assert not (project.folder / ".retinue/runs" / old).exists() and folders[1].exists()
     assert project.events(new) == before
     assert project.retinue("gc").stdout == "Nothing here is older than 30 days.\n"
-    (project.folder / "retinue.yaml").write_text("retention_days: 10\n")
+    unrelated = "orchestrator: {coordination: {subagent_types: [nobody]}}\n"  # a warning that is not for `gc`
+    (project.folder / "retinue.yaml").write_text(f"retention_days: 10\n{unrelated}")
     assert gc(project, "--older-than", "25d")["removed"] == []
     untrusted = project.retinue("gc")
     assert untrusted.stdout == "Nothing here is older than 30 days.\n" and "retention_days: 10" in untrusted.stderr
+    assert "nobody" not in untrusted.stderr
     assert project.retinue("trust", "--yes").returncode == 0
     assert project.retinue("gc").stdout.startswith("Removed 1 tree older than 10 days; ")
     assert trees(project) == set()

@@ -5,11 +5,13 @@ import itertools
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
+from retinue.core.control import RunHandle
 from retinue.core.events import (
     AnswerGiven,
     Delta,
@@ -22,7 +24,10 @@ from retinue.core.events import (
     ToolCall,
     TurnStarted,
 )
+from retinue.core.messages import RunRef
+from retinue.surfaces.cli.conversation import Conversation
 from retinue.surfaces.cli.live_screen import AT_ONCE_SECONDS
+from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.keys import Key
 from retinue.surfaces.printer.markdown import render_markdown
@@ -191,3 +196,46 @@ async def test_a_team_is_one_node_with_its_members_below_it() -> None:
             "[look] team of 2: 1 answered, 1 at work",
             "  [look agent2] agent2 waits for the model",
         ]
+
+
+class Told:
+    """A process whose tree happened already: all its events come at once."""
+
+    def __init__(self, events: list[Event], on_shown: Callable[[], None]) -> None:
+        self._events, self._on_shown = events, on_shown
+
+    async def watch(self, tree: str, *, deltas: bool = False) -> AsyncGenerator[Event]:
+        for event in self._events:
+            yield event
+            self._on_shown()
+
+    async def cancel(self, tree: str, run: int) -> None:
+        """Nothing is left to cancel."""
+
+    kill = cancel
+
+
+@pytest.mark.requirement("P10")
+async def test_a_hundred_agents_do_not_freeze_a_conversation() -> None:
+    loop, shown, turns = asyncio.get_running_loop(), 0, [0]
+    loop.time = lambda: time.monotonic() + shown * EVENT_SECONDS  # type: ignore[method-assign]
+
+    def count_shown() -> None:
+        nonlocal shown
+        shown += 1
+
+    async def note_turns() -> None:
+        while True:
+            turns.append(shown)
+            await asyncio.sleep(0)
+
+    events = make_call_events(agents=AGENTS, calls=5)
+    control: Any = Told([*events, Facts().end(MAIN)], count_shown)
+    async with open_live_terminal(talks=True) as terminal:
+        conversation = Conversation(terminal.live, control, Signals(), hosts=False)
+        noting = asyncio.ensure_future(note_turns())
+        await conversation.hold(RunHandle(control, RunRef("t1", 0, "/main", "main", "main", "id")))
+        noting.cancel()
+    assert conversation.parting == "ended"
+    gaps = [after - before for before, after in itertools.pairwise([*turns, shown])]
+    assert max(gaps) <= AT_ONCE_SECONDS / EVENT_SECONDS + 1

@@ -14,7 +14,7 @@ from retinue.core.events import (
 from retinue.core.usage import Usage
 from retinue.log.activity import Totals
 from retinue.log.runs import RunCounts, Runs
-from retinue.surfaces.printer.summary import format_status_bar, format_summary
+from retinue.surfaces.printer.summary import format_summary
 from retinue.surfaces.printer.totals import format_status
 from tests.surfaces.printer.facts import ANNA, BERT, MAIN, Facts
 
@@ -58,8 +58,8 @@ def test_without_a_time_it_is_the_last_start_or_end() -> None:
 
 
 def test_the_status_bar() -> None:
-    assert format_status_bar(a_tree()) == "Agents: 1 primary, 1 running, 1 queued, 1 finished"
-    assert format_status_bar(Runs("t1")) == "Agents: 0 primary, 0 running, 0 finished"
+    assert a_tree().counts().describe() == "Agents: 1 primary, 1 running, 1 queued, 1 finished"
+    assert Runs("t1").counts().describe() == "Agents: 0 primary, 0 running, 0 finished"
 
 
 def test_the_summary_is_aligned() -> None:

@@ -32,9 +32,9 @@ from retinue.core.caller import ClientRequest
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Delta, Event, Inbox, RunEnded, RunSpawned
 from retinue.core.messages import USER_WORDS
 from retinue.core.unseen import reveal_line, reveal_text
-from retinue.log.activity import restore_approval
 from retinue.log.blocks import format_question_body, make_call_spans
 from retinue.log.notices import NoticeFold, TextPiece
+from retinue.log.questions import Questions
 from retinue.log.runs import Runs
 from retinue.protocol.a2a import EXTENSION, make_event_metadata, make_question
 from retinue.protocol.notices import Notice, remove_plans
@@ -126,6 +126,7 @@ class StreamFold:
     def __init__(self, task: ServedTask, options: ServerOptions) -> None:
         self._task, self._pattern, self._asks_client = task, options.pattern, options.asks_client
         self._fold = NoticeFold(SUPERVISOR if options.pattern == "supervisor" else "")
+        self._questions = Questions()
         self._count = 0
 
     def apply(self, item: Event | Delta) -> Iterator[Update]:
@@ -137,8 +138,9 @@ class StreamFold:
                 yield self._show_words(said)
         if isinstance(item, Delta):
             return
+        self._questions.apply(item)
         if isinstance(item.body, ApprovalAsked) and self._asks_client:
-            yield self._task.make_question([restore_approval(item, item.body)])
+            yield self._task.make_question([self._questions.open[item.body.approval_id]])
         elif isinstance(item.body, RunEnded) and item.run == 0:
             if self._pattern == "subagent":
                 yield from self._show_result(item.body)
@@ -186,20 +188,19 @@ class TaskView:
         self._steers: list[tuple[str, str]] = []
         self.message_ids: set[str] = set()
         self.decisions: dict[str, ApprovalDecided] = {}
-        self._asked: dict[str, Approval] = {}
+        self._questions = Questions()
         self.last_at = 0.0
         self.last_seq = 0
 
     def apply(self, event: Event) -> None:
         self._runs.apply(event)
+        self._questions.apply(event)
         self.last_at, self.last_seq = event.at, event.seq
         match event.body:
             case Inbox(source=source, message_id=message_id, text=text) if source in USER_WORDS:
                 self.message_ids.add(message_id)
                 if event.run == 0:
                     self._steers.append((message_id or f"steer-{event.seq}", text))
-            case ApprovalAsked(approval_id=name) as body:
-                self._asked[name] = restore_approval(event, body)
             case ApprovalDecided(approval_id=name) as body:
                 self.decisions[name] = body
 
@@ -214,8 +215,7 @@ class TaskView:
     @property
     def questions(self) -> list[Approval]:
         """Return the unanswered questions."""
-        views = self._runs.runs.values()
-        return [self._asked[asked.approval_id] for view in views for asked in view.approvals]
+        return list(self._questions.open.values())
 
     def find_task_state(self, *, is_live: bool) -> Any:
         if self.ending is not None:

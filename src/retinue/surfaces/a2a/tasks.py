@@ -125,24 +125,21 @@ class ServedTasks:
         self._owner.start(self._follow(task.tree, follower))
 
     async def _follow(self, tree: str, follower: Follower) -> None:
-        files: tuple[str, ...] = ()
         try:
             async with AsyncExitStack() as stack:
                 if self._options.asks_client:  # keep its questions open for the client
                     await stack.enter_async_context(self._control.attend(tree))
                 items = await stack.enter_async_context(aclosing(self._control.watch(tree)))
                 async for item in items:
-                    if isinstance(item, Delta):
-                        continue
-                    if isinstance(item.body, RunSpawned) and item.run == 0:
-                        files = item.body.files
-                    follower.view.apply(item)
-                    follower.notify()
-                    self._screen.show(item)
+                    if not isinstance(item, Delta):
+                        follower.view.apply(item)
+                        follower.notify()
+                        self._screen.show(item)
         finally:
             del self._followers[tree]
             follower.notify()
-            for folder in {Path(file).parent for file in files}:
+            beginning = follower.view.beginning
+            for folder in {Path(file).parent for file in (beginning.files if beginning is not None else ())}:
                 await asyncio.to_thread(remove_tree, folder)
 
     async def resume(self) -> None:

@@ -27,6 +27,7 @@ from retinue.core.events import Event, RunEnded
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task, check_name
 from retinue.core.remote_agents import A2aAgent, AgentAuth
+from retinue.files.reserved import find_git_root
 from retinue.files.state_owner import claim_state_folder
 from retinue.files.token_file import load_token
 from retinue.surfaces.cli.foreground import run_tree
@@ -309,8 +310,7 @@ def _choose_profile(project: Project, name: str | None) -> Profile:
     profile = choose_profile(project, name)
     if profile.workspace not in (None, "shared"):
         return profile
-    in_repository = any(os.path.lexists(folder / ".git") for folder in (project.folder, *project.folder.parents))
-    return replace(profile, workspace="worktree" if in_repository else "copy")
+    return replace(profile, workspace="copy" if find_git_root(project.folder) is None else "worktree")
 
 
 def _make_options(args: argparse.Namespace, parts: Parts, project: Project, profile: Profile) -> ServerOptions:
@@ -368,7 +368,8 @@ class _A2aHost:
         self._screen = ServerScreen(printer)
         self._say, self._thread = self._screen.say, self._screen.thread
         self._labels: dict[str, str] = {}
-        self._behind = 0  # events that are submitted to the print thread and not printed yet
+        self._submitted = 0  # events that the print thread was given
+        self._printed = 0  # those that it has printed; only the thread counts them
 
     async def serve(self) -> None:
         from retinue.surfaces.a2a.options import OperatorScreen
@@ -411,15 +412,15 @@ class _A2aHost:
 
     def _show(self, event: Event) -> None:
         """Print an event. Drop it if the terminal is too far behind, because no task may wait for the screen."""
-        if self._behind < MAX_BEHIND:
-            self._behind += 1
-            self._thread.submit(self._put, event)
+        if self._submitted - self._printed < MAX_BEHIND:
+            self._submitted += 1
+            self._thread.submit(self._put, event, self._labels.get(event.tree, event.tree))
         if event.run == 0 and isinstance(event.body, RunEnded):
             self._labels.pop(event.tree, None)
             self._say(f"{event.tree} {event.body.status}; `retinue show {event.tree}` has the answer")
 
-    def _put(self, event: Event) -> None:
-        self._behind -= 1
-        if self._behind == MAX_BEHIND - 1:
+    def _put(self, event: Event, label: str) -> None:
+        self._printed += 1
+        if self._submitted - self._printed == MAX_BEHIND - 1:
             self._printer.show_note("more happened than this terminal could show: `retinue tail` has all of it")
-        self._screen.print_event(event, self._labels.get(event.tree, event.tree))
+        self._screen.print_event(event, label)

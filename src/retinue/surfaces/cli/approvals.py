@@ -25,8 +25,7 @@ from retinue.core.approvals import Allow, Approval, Decision, Deny, QuestionChan
 from retinue.core.control import Control
 from retinue.core.errors import ApproverLeft, ConfigError, NotFound, RetinueError
 from retinue.core.rules import explain_missing_rule
-from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli import prompts
+from retinue.surfaces.cli import output, prompts
 from retinue.surfaces.cli.questions import (
     KEPT,
     NOT_KEPT,
@@ -93,7 +92,7 @@ def execute_approvals(args: argparse.Namespace) -> int:
       retinue deny 3 "not in this folder"
       retinue approvals --json | jq -r '.[].id'
     """
-    project = screen.open_project_log()
+    project = output.open_project_log()
     if args.watch:
         asks = not args.json and sys.stdin.isatty() and sys.stdout.isatty()
         asyncio.run(QuestionWatch(project, as_json=args.json, asks=asks).run())
@@ -102,7 +101,7 @@ def execute_approvals(args: argparse.Namespace) -> int:
     if args.id is not None:
         found = [asyncio.run(choose_or_explain(project, found, args.id))]
     if args.json:
-        screen.print_json([each.to_json() for each in found])
+        output.print_json([each.to_json() for each in found])
     elif args.id is not None:
         printer = Printer(sys.stdout)
         printer.show_question(found[0].approval, whole=True, asker=True)
@@ -111,13 +110,13 @@ def execute_approvals(args: argparse.Namespace) -> int:
         print("Nothing waits for an answer.")
     else:
         rows, right = [_make_row(each) for each in found], frozenset({"NO"})
-        print("\n".join(screen.format_table(HEADS, rows, right=right, flexible=FLEXIBLE, expendable=EXPENDABLE)))
+        print("\n".join(output.format_table(HEADS, rows, right=right, flexible=FLEXIBLE, expendable=EXPENDABLE)))
     return 0
 
 
 def _make_row(each: PendingQuestion) -> tuple[str, ...]:
     about = each.approval
-    question = screen.shorten_to_width(format_question(about), QUESTION_WIDTH)
+    question = output.shorten_to_width(format_question(about), QUESTION_WIDTH)
     return (
         str(about.number),
         f"{about.tree}/{about.run}",
@@ -174,7 +173,7 @@ def execute_approve(args: argparse.Namespace) -> int:
     """
     if args.changes and args.scope in ("pending", "project"):
         raise ConfigError(f"--set is about one call: give it without --{args.scope}")
-    project = screen.open_project_log()
+    project = output.open_project_log()
     meant = asyncio.run(_select_questions(project, args, args.ids))
     option = "set" if args.changes else "" if args.scope == "call" else args.scope
     if option and len(meant) != 1:
@@ -222,7 +221,7 @@ def execute_deny(args: argparse.Namespace) -> int:
       retinue deny --for shell "no commands today"
       retinue deny 2 "you are going the wrong way" --pending
     """
-    project = screen.open_project_log()
+    project = output.open_project_log()
     names, reason = _split_reason(args.words, is_selected=args.all or bool(args.run or args.tool))
     meant = asyncio.run(_select_questions(project, args, names))
     if args.pending:
@@ -245,7 +244,7 @@ def _split_reason(words: Sequence[str], *, is_selected: bool) -> tuple[list[str]
 
 
 async def _select_questions(
-    project: screen.ProjectLog, args: argparse.Namespace, names: Sequence[str]
+    project: output.ProjectLog, args: argparse.Namespace, names: Sequence[str]
 ) -> list[PendingQuestion]:
     """Return the pending questions that `names` or the options select. Raises NotFound if there is none."""
     is_selected = args.all or args.run is not None or args.tool is not None
@@ -260,7 +259,7 @@ async def _select_questions(
         chosen = [await choose_or_explain(project, found, name) for name in names]
         return list({each.approval.id: each for each in chosen}.values())
     if args.run is not None:
-        _, ref = await screen.look_up(args.run, live=True)
+        _, ref = await output.look_up(args.run, live=True)
         below = f"{ref.path}/"
         found = [
             each
@@ -274,7 +273,7 @@ async def _select_questions(
     return found
 
 
-async def _list_run_questions(project: screen.ProjectLog, one: PendingQuestion) -> list[PendingQuestion]:
+async def _list_run_questions(project: output.ProjectLog, one: PendingQuestion) -> list[PendingQuestion]:
     """Return all pending questions of the run that asks `one`."""
     run = one.approval.tree, one.approval.run
     return [each for each in await find_waiting(project) if (each.approval.tree, each.approval.run) == run]
@@ -292,7 +291,7 @@ def _confirm_questions(found: Sequence[PendingQuestion]) -> None:
 
 
 async def _answer_all(
-    project: screen.ProjectLog, meant: Sequence[PendingQuestion], decision: Decision, *, surface: str
+    project: output.ProjectLog, meant: Sequence[PendingQuestion], decision: Decision, *, surface: str
 ) -> int:
     """Send the same decision for each question, bound to the action the question shows. Return the exit code."""
     given = [await give_answer(project, each, decision, surface=surface) for each in meant]
@@ -391,7 +390,7 @@ class PanelAsker:
 class QuestionWatch:
     """A watcher that shows the questions of all processes of a project. With `asks`, the user can answer them."""
 
-    def __init__(self, project: screen.ProjectLog, *, as_json: bool, asks: bool) -> None:
+    def __init__(self, project: output.ProjectLog, *, as_json: bool, asks: bool) -> None:
         self._project = project
         self._as_json = as_json
         self._printer = Printer(sys.stdout)
@@ -418,7 +417,7 @@ class QuestionWatch:
                     await asyncio.sleep(POLL_SECONDS)
             finally:
                 if self._asker is not None and not await self._asker.close():
-                    screen.exit_stuck()
+                    output.exit_stuck()
 
     async def _follow(self, pid: int, control: Control) -> None:
         """Follow the questions of one process until the process is gone."""
@@ -442,7 +441,7 @@ class QuestionWatch:
             return
         waiting = self._open[change.id] = PendingQuestion(change, pid, control)
         if self._as_json:
-            screen.print_json(waiting.to_json())
+            output.print_json(waiting.to_json())
             sys.stdout.flush()
         elif self._asker is not None:
             self._asking[change.id] = self._tasks.start(self._ask(self._asker, waiting))

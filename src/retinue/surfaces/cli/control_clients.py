@@ -12,11 +12,9 @@ from retinue.build.logs import open_stored_control
 from retinue.build.servers import connect_to_process
 from retinue.core.control import Control
 from retinue.core.errors import ConfigError
-from retinue.core.events import RunEnded
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
 from retinue.log.listing import Listing
-from retinue.log.reading import iterate_events
 from retinue.surfaces.cli.output import ProjectLog
 from retinue.surfaces.printer import colors, safe
 
@@ -42,7 +40,7 @@ async def connect_to_run(project: ProjectLog, found: RunRef) -> Control | None:
     """Return the Control of the process that runs `found`, or None if that run has ended.
 
     Raises ConfigError if the process is gone or has no control server."""
-    if await find_ending(project.log, found) is not None:
+    if await find_status(project.log, found) is not None:
         return None
     writer = (await project.log.read_status(found.tree)).writer
     if writer is None:
@@ -70,12 +68,10 @@ def report_silence(who: str, *, seconds: float = SILENT_SECONDS) -> Iterator[Non
         timer.cancel()
 
 
-async def find_ending(log: LogReader, found: RunRef) -> RunEnded | None:
-    """Return the RunEnded event of a run, or None if the run has not ended."""
-    async for event in iterate_events(log, found.tree):
-        if event.run == found.run and isinstance(event.body, RunEnded):
-            return event.body
-    return None
+async def find_status(log: LogReader, found: RunRef) -> str | None:
+    """Return the status of a run that has ended, or None."""
+    runs = await log.read_runs([found.tree])
+    return next((run.tally.status for run in runs if run.first.run == found.run), None)
 
 
 def describe_user() -> str:

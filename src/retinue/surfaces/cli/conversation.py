@@ -22,13 +22,13 @@ from retinue.core.events import Delta, Event, Inbox, RunEnded, RunSpawned, RunWa
 from retinue.core.ports import Receipt
 from retinue.core.results import format_changed_files
 from retinue.log.activity import describe_team
+from retinue.log.blocks import format_count
 from retinue.log.runs import Runs, RunView
-from retinue.surfaces.cli.live_screen import LiveScreen
+from retinue.surfaces.cli.live_screen import LiveScreen, pace_items
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.keys import ESCAPE, TAB, Key, Paste
 from retinue.surfaces.printer.printer import format_question, truncate_lines
-from retinue.surfaces.printer.summary import format_status_bar
 from retinue.surfaces.printer.totals import format_totals
 
 START_HINT = "Type a message. /help lists commands, Ctrl-J begins a new line, Ctrl-D leaves."
@@ -192,7 +192,7 @@ class Conversation:
     async def _show_run(self, run: RunHandle) -> None:
         async with aclosing(self.control.watch(run.tree, deltas=True)) as items:
             with suppress(RetinueError):  # the process of the run is gone
-                async for item in items:
+                async for item in pace_items(items):
                     self._show_item(item)
         if not self._over.is_set():
             self._leave("ended" if self.runs.primary is not None and self.runs.primary.ended else "lost")
@@ -315,9 +315,7 @@ class Conversation:
         elif not children:
             self._tasks.start(self._end())
         else:
-            count = (
-                f"{len(children)} subagent{'' if len(children) == 1 else 's'} {'is' if len(children) == 1 else 'are'}"
-            )
+            count = f"{format_count(len(children), 'subagent')} {'is' if len(children) == 1 else 'are'}"
             self.ask(LEAVE_QUESTION.format(count=count), self._choose_parting)
 
     def _choose_parting(self, name: str) -> None:
@@ -417,7 +415,7 @@ class Commands:
         for branch, run in runs.list_branches():
             state = f"{run.state}, {describe_team(run)}" if run.members else run.state
             lines.append(f"{run.number:>3}  {branch}{_name_run(run)}  {state}")
-        self._talk.view.show_text("\n".join([*lines, "", format_status_bar(runs)]))
+        self._talk.view.show_text("\n".join([*lines, "", runs.counts().describe()]))
 
     async def _open_inbox(self, rest: str) -> None:
         """List the pending questions, or show or answer the question of this conversation with the given number."""

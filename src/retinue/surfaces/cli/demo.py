@@ -28,10 +28,12 @@ from retinue.core.ports import AttachedApprover
 from retinue.core.profiles import Profile, Task, Team
 from retinue.core.rules import ALLOW, ASK, Verdict
 from retinue.core.teams import Member
+from retinue.files.reserved import STATE_FOLDER
 from retinue.log.runs import Runs
-from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, find_unapplied, print_answer
+from retinue.surfaces.cli import output
+from retinue.surfaces.cli.foreground import EXIT_CODES, find_unapplied, print_answer
 from retinue.surfaces.cli.live import Display, ShownTree, run_and_show
+from retinue.surfaces.cli.main import FAILED
 from retinue.surfaces.cli.options import add_level_options
 from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.cli.startup import make_printer, wants_live_view
@@ -119,11 +121,11 @@ def execute_demo(args: argparse.Namespace) -> int:
     play = TEAM if args.team else SUBAGENTS
     terminal = at_terminal()
     printer = make_printer(args)
-    command = screen.format_command()
+    command = output.format_command()
     project = _copy_of_the_sample()
     parts = Parts(
         project=project,
-        state=project / ".retinue",
+        state=project / STATE_FOLDER,
         profiles=PROFILES,
         model=f"scripted:{HERE / play.script}",
         approver=AttachedApprover(DemoApprover(play), by="the demo's policy"),
@@ -140,9 +142,9 @@ def execute_demo(args: argparse.Namespace) -> int:
         shown = asyncio.run(run_and_show(parts, lambda control: control.spawn(play.main, Task(TASK)), display))
     code = EXIT_CODES.get(shown.result.status, FAILED)
     if shown.stuck:
-        screen.exit_stuck(code)
+        output.exit_stuck(code)
     if live:
-        unapplied = asyncio.run(find_unapplied(shown.result, project / ".retinue"))
+        unapplied = asyncio.run(find_unapplied(shown.result, parts.state))
         print_answer(shown, printer, unapplied, as_json=False, live=True)
         printer.show_note(f"Look closer: cd {shlex.quote(str(project))} && {command} ps")
         return code

@@ -18,8 +18,8 @@ from retinue.core.errors import ConfigError
 from retinue.log.blocks import format_count
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import find_reported_run
-from retinue.surfaces.cli import control_clients, pager
-from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import control_clients, output, pager
+from retinue.surfaces.cli.main import FAILED
 from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.cli.prompts import ask_yes_no, at_terminal
 from retinue.surfaces.printer import colors, safe
@@ -27,7 +27,6 @@ from retinue.surfaces.printer import colors, safe
 QUESTION = "apply these changes?"
 STAT_COLUMNS = 100  # if stdout is not a terminal
 RECOVERY_QUESTION = "put them back as they were before it?"
-FAILED = 1
 
 
 def configure_diff(parser: argparse.ArgumentParser) -> None:
@@ -60,9 +59,9 @@ async def _read_diffs(args: argparse.Namespace) -> list[str]:
     control = open_stored_control(project.state)
     if args.json:
         found = [(one, file) for one in shown for file in await control.count_changed_lines(one.tree, one.run)]
-        screen.print_json([{"run": one.name, **msgspec.to_builtins(file)} for one, file in found])
+        output.print_json([{"run": one.name, **msgspec.to_builtins(file)} for one, file in found])
         return []
-    columns = (screen.measure_screen() or STAT_COLUMNS) if args.stat else None
+    columns = (output.measure_screen() or STAT_COLUMNS) if args.stat else None
     texts = []
     for one in shown:
         text = await control.diff(one.tree, one.run, stat_columns=columns)
@@ -74,10 +73,10 @@ async def _read_diffs(args: argparse.Namespace) -> list[str]:
     return texts
 
 
-async def _find_copies(name: str | None) -> tuple[screen.ProjectLog, Listing, list[RunCopy]]:
+async def _find_copies(name: str | None) -> tuple[output.ProjectLog, Listing, list[RunCopy]]:
     """Find a run by name. Return the log that has it, its tree, and the copied workspaces that it stands for. Asks no
     process: the process that runs the tree may be stopped."""
-    project, found = await screen.look_up(name)
+    project, found = await output.look_up(name)
     tree = await load_listing(project.log, found.tree)
     try:
         copies = await open_stored_control(project.state).list_copies(found.tree, found.run)
@@ -96,7 +95,7 @@ async def _find_copies(name: str | None) -> tuple[screen.ProjectLog, Listing, li
 def _paint_diff(one: RunCopy, text: str, *, named: bool) -> str:
     """Return the diff of one run as escaped text, below its name if `named`."""
     color = colors.wants_color(sys.stdout)
-    source = screen.shorten_path(one.source, find_project(Path.cwd()))
+    source = output.shorten_path(one.source, find_project(Path.cwd()))
     whose = f"{one.name}  {one.kind} of {source}"
     head = f"{colors.paint_header((('name', whose),), color=color)}\n" if named else ""
     return head + colors.paint_diff(safe.escape_text(text), color=color)
@@ -139,10 +138,10 @@ def execute_apply(args: argparse.Namespace) -> int:
             print("Nothing was changed.", file=sys.stderr)
             return FAILED
         if asyncio.run(control.undo_interrupted_apply()):
-            screen.print_warning("an earlier apply was interrupted: what it had done is undone")
+            output.print_warning("an earlier apply was interrupted: what it had done is undone")
         plan = asyncio.run(make_plan())
     if plan.conflicts:
-        screen.print_error(f"nothing was changed: {len(plan.conflicts)} of the files cannot be applied:")
+        output.print_error(f"nothing was changed: {len(plan.conflicts)} of the files cannot be applied:")
         for conflict in plan.conflicts:
             print(f"  {safe.escape_line(conflict)}", file=sys.stderr)
         return FAILED

@@ -44,10 +44,11 @@ from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, Profile, 
 from retinue.core.results import Result
 from retinue.core.teams import Member
 from retinue.core.usage import Usage
+from retinue.files.reserved import STATE_FOLDER
 from retinue.files.state_owner import LOG_FOLDER, STATE_FOLDERS, verify_state_folder
 from retinue.files.user_key import check_user_key
 from retinue.log.blocks import format_count
-from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import output
 from retinue.surfaces.cli.main import get_version
 from retinue.surfaces.printer import safe
 
@@ -99,7 +100,7 @@ class CheckedProject:
 
     @property
     def state(self) -> Path:
-        return self.folder / ".retinue"
+        return self.folder / STATE_FOLDER
 
 
 def configure_doctor(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +130,7 @@ def execute_doctor(args: argparse.Namespace) -> int:
     if args.schema and args.json:
         raise ConfigError("argument --json: not allowed with argument --schema, which is JSON")
     if args.schema:
-        screen.print_json(settings_schema(), indent=2)
+        output.print_json(settings_schema(), indent=2)
         return 0
     if args.escape:
         return run_attempts(as_json=args.json)
@@ -144,7 +145,7 @@ def execute_doctor(args: argparse.Namespace) -> int:
     checks = [(section, check) for section, find_checks in SECTIONS.items() for check in find_checks(checked)]
     if args.json:
         found = [{"section": section, **asdict(check)} for section, check in checks]
-        screen.print_json([{key: value for key, value in each.items() if value} for each in found])
+        output.print_json([{key: value for key, value in each.items() if value} for each in found])
     else:
         for _, check in checks:
             _print_line(f"{check.state:<5} {check.name:<9} {safe.escape_line(check.text)}")
@@ -280,9 +281,9 @@ def check_files(checked: CheckedProject) -> Iterator[Check]:
         yield Check("profiles", "fail", checked.error, "correct the file at this place")
         return
     if checked.project.ignored:
-        ignored = ", ".join(checked.project.ignored)
+        ignored = ", ".join(map(str, checked.project.ignored))
         yield Check("trust", "warn", f"{SETTINGS_FILE} is not trusted; ignored: {ignored}", "retinue trust")
-    for warning in checked.project.warnings[1:] if checked.project.ignored else checked.project.warnings:
+    for warning in checked.project.other_warnings:
         yield Check("profiles", "warn", warning, f"correct it in {SETTINGS_FILE}")
     active = [profile.name for profile in checked.project.profiles]
     others = [profile.name for profile in checked.project.all_profiles if profile.name not in active]
@@ -489,7 +490,7 @@ def run_attempts(*, as_json: bool) -> int:
         columns |= told
         reasons += why
     if as_json:
-        screen.print_json({"tries": columns, "not_tried": reasons})
+        output.print_json({"tries": columns, "not_tried": reasons})
     else:
         print_table(columns, reasons)
     found = [told for column in columns.values() for told in column.values()]

@@ -23,6 +23,7 @@ from retinue.files.private import make_private_folder, open_private_file
 from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.live import Begin, Display, ShownTree, run_and_show
+from retinue.surfaces.cli.main import FAILED
 from retinue.surfaces.cli.startup import StartUp, make_header, make_printer, wants_live_view
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.markdown import render_markdown
@@ -31,7 +32,6 @@ from retinue.surfaces.printer.summary import format_summary
 from retinue.surfaces.printer.totals import format_totals
 
 EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
-FAILED = 1
 CONTINUABLE = ("failed", "limited", "timed_out", "cancelled")
 UNCONFIRMED_HINT = "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
 DETACHED_FILES = ((1, "stdout.txt"), (2, "stderr.txt"))

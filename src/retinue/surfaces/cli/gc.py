@@ -19,10 +19,9 @@ from retinue.core.control import Control
 from retinue.core.errors import LogError, LogVersionError, RetinueError
 from retinue.core.ports import LogReader, StoredTree
 from retinue.log.blocks import format_count
-from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import output
+from retinue.surfaces.cli.main import FAILED
 from retinue.surfaces.cli.options import AGES, parse_age
-
-FAILED = 1
 
 
 def configure_gc(parser: argparse.ArgumentParser) -> None:
@@ -55,9 +54,10 @@ def execute_gc(args: argparse.Namespace) -> int:
     """
     project = load_project(Path.cwd())
     seconds = project.settings.retention_days * AGES["d"] if args.older_than is None else args.older_than
-    for warning in project.warnings if any(word.startswith("retention_days") for word in project.ignored) else ():
-        screen.print_warning(warning)
-    state = screen.check_folder(project.folder) / ".retinue"
+    if any(each.key == "retention_days" for each in project.ignored):
+        output.print_warning(project.trust_warning)
+    output.check_folder(project.folder)
+    state = project.state
     removing = remove_old_trees(
         open_log_reader(state),
         state,
@@ -68,23 +68,23 @@ def execute_gc(args: argparse.Namespace) -> int:
     )
     report = asyncio.run(removing)
     for runs in report.kept.values():
-        screen.print_warning(
+        output.print_warning(
             f"kept, because its changes were not applied: {', '.join(runs)} "
             f"(`retinue diff {runs[0]}`, `retinue apply {runs[0]}`, or --force)"
         )
     for part in report.held:
-        screen.print_warning(f"{part} holds old trees and is being written by another process: left for later")
+        output.print_warning(f"{part} holds old trees and is being written by another process: left for later")
     for skipped in report.skipped:
-        screen.print_warning(f"{skipped}: left as it is")
+        output.print_warning(f"{skipped}: left as it is")
     if report.interrupted and not args.json:
         trees = ", ".join(report.interrupted)
-        screen.print_warning(
+        output.print_warning(
             f"kept, because `retinue resume` can resume them (--interrupted removes them too): {trees}"
         )
     for problem in report.problems:
-        screen.print_warning(problem)
+        output.print_warning(problem)
     if args.json:
-        screen.print_json({**asdict(report), "dry_run": args.dry_run})
+        output.print_json({**asdict(report), "dry_run": args.dry_run})
     else:
         print(_describe_report(report, seconds, dry_run=args.dry_run))
     return FAILED if report.problems else 0
@@ -102,7 +102,7 @@ def _describe_report(report: RemovalReport, seconds: float, *, dry_run: bool) ->
 
 def _format_age(seconds: float) -> str:
     days = seconds / AGES["d"]
-    return f"{days:g} day{'' if days == 1 else 's'}" if days >= 1 else screen.format_duration(seconds)
+    return f"{days:g} day{'' if days == 1 else 's'}" if days >= 1 else output.format_duration(seconds)
 
 
 # The removal

@@ -24,8 +24,8 @@ from retinue.config.project import SETTINGS_FILE, load_project
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import check_name
 from retinue.core.rules import Mode
-from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli import prompts
+from retinue.files.reserved import find_git_root
+from retinue.surfaces.cli import output, prompts
 from retinue.surfaces.printer import safe
 
 REVIEWER = "reviewer"
@@ -115,7 +115,7 @@ def execute_init(args: argparse.Namespace) -> int:
       retinue init --yes --model openai:gpt-6.1-terra
       retinue init --profile scout services/api
     """
-    folder = screen.check_folder(_choose_folder(args.folder))
+    folder = output.check_folder(_choose_folder(args.folder))
     name = check_name(args.profile)
     settings, agent = folder / SETTINGS_FILE, folder / PROJECT_FOLDER / name / FILE_NAME
     for file in (settings, agent):
@@ -130,9 +130,9 @@ def execute_init(args: argparse.Namespace) -> int:
     try:
         trust.keep_answer(settings, text)
     except ConfigError as error:
-        screen.print_warning(f"{error}; `retinue run` will ask whether to trust {settings.name}")
+        output.print_warning(f"{error}; `retinue run` will ask whether to trust {settings.name}")
     for warning in load_project(folder).warnings:
-        screen.print_warning(warning)
+        output.print_warning(warning)
     _print_next_steps(plan)
     return 0
 
@@ -144,17 +144,13 @@ def _choose_folder(given: Path | None) -> Path:
             raise ConfigError(f"{given} is not a folder")
         return given.resolve()
     here = Path.cwd().resolve()
-    root = _find_git_root(here)
+    root = find_git_root(here)
     home = os.path.realpath(os.path.expanduser("~"))  # noqa: PTH111 - Path.expanduser raises without a home
     return here if root is None or str(root) == home else root
 
 
-def _find_git_root(folder: Path) -> Path | None:
-    return next((one for one in (folder, *folder.parents) if os.path.lexists(one / ".git")), None)
-
-
 def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool, yes: bool) -> ProjectPlan:
-    git = "in a git repository: runs work in a worktree of it" if _find_git_root(folder) else NO_GIT
+    git = "in a git repository: runs work in a worktree of it" if find_git_root(folder) else NO_GIT
     notes = [f"folder   {folder} ({git})"]
     model, why = _choose_model(asks=asks) if model is None else (model, "as you said")
     if model is not None and not all(model.partition(":")):
@@ -252,7 +248,7 @@ def _write_files(texts: dict[Path, str]) -> None:
 
 
 def _print_next_steps(plan: ProjectPlan) -> None:
-    command = screen.format_command()
+    command = output.format_command()
     where = "" if plan.folder == Path.cwd().resolve() else f"cd {safe.escape_line(shlex.quote(str(plan.folder)))} && "
     model = "" if plan.model else " --model MODEL"
     task = "review this folder" if not plan.tests else "run the tests and review what fails"

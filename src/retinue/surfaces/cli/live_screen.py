@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
+from typing import TypeVar
 
 from retinue.core.approvals import Approval, Decision, describe_closing
 from retinue.core.control import Control, RunHandle
@@ -31,6 +32,18 @@ AT_ONCE_SECONDS = 0.02  # of folding events, before keys and frames get their tu
 BY = "user"
 SURFACE = "terminal"
 TOO_LATE = "somebody else was first: question {number} {what}"
+T = TypeVar("T")
+
+
+async def pace_items(items: AsyncIterator[T]) -> AsyncIterator[T]:
+    """Yield `items`. However many come at once, keys and frames get their turn between them."""
+    loop = asyncio.get_running_loop()
+    last = loop.time()
+    async for item in items:
+        yield item
+        if loop.time() - last > AT_ONCE_SECONDS:
+            await asyncio.sleep(0)
+            last = loop.time()
 
 
 class LiveScreen:
@@ -74,14 +87,9 @@ class LiveScreen:
             await self.show_items(items)
 
     async def show_items(self, items: AsyncIterator[Event | Delta]) -> None:
-        """Show events and deltas until there are no more. Yields to keys and frames however many items come."""
-        loop = asyncio.get_running_loop()
-        last = loop.time()
-        async for item in items:
+        """Show events and deltas until there are no more."""
+        async for item in pace_items(items):
             self.view.apply(item)
-            if loop.time() - last > AT_ONCE_SECONDS:
-                await asyncio.sleep(0)
-                last = loop.time()
 
     async def close(self) -> None:
         """Restore the terminal. Does nothing if the screen is closed already."""

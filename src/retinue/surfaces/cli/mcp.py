@@ -239,8 +239,10 @@ class _HostOwner:
 
     async def kill(self) -> None:
         """Stop all trees of the host immediately, if it is open."""
+        from retinue.surfaces.cli.host_process import kill_trees
+
         if self._host is not None:
-            await self._host.kill()
+            await kill_trees(self._host.backend.control)
 
     async def close(self) -> None:
         if self._host is not None:

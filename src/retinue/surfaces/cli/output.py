@@ -20,6 +20,7 @@ from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
+from retinue.files.reserved import STATE_FOLDER
 from retinue.files.state_owner import verify_state_folder
 from retinue.log.lookup import find_run, resolve_recent
 from retinue.surfaces.cli.main import FAILED, complain
@@ -43,7 +44,7 @@ class ProjectLog:
 
 def open_project_log() -> ProjectLog:
     """Open the log of the project around the current folder for reading."""
-    state = check_folder(find_project(Path.cwd())) / ".retinue"
+    state = check_folder(find_project(Path.cwd())) / STATE_FOLDER
     return ProjectLog(state, open_log_reader(state))
 
 
@@ -63,7 +64,7 @@ def check_folder(folder: Path) -> Path:
         str(folder).encode()
     except UnicodeEncodeError:
         raise ConfigError(f"the name of the folder {folder} is not UTF-8; rename it") from None
-    verify_state_folder(folder / ".retinue")
+    verify_state_folder(folder / STATE_FOLDER)
     return folder
 
 

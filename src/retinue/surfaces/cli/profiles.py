@@ -18,7 +18,7 @@ from retinue.config.project import Project, load_project
 from retinue.core.profiles import Profile
 from retinue.core.team_members import UNTYPED, MemberChoice, TeamSettings, resolve_members
 from retinue.core.teams import Member, choose_strategy
-from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import output
 from retinue.surfaces.printer import safe
 
 FIELDS = (
@@ -66,13 +66,13 @@ def execute_profiles(args: argparse.Namespace) -> int:
     """
     project = load_project(Path.cwd(), config=args.config)
     for warning in project.warnings:
-        screen.print_warning(warning)
+        output.print_warning(warning)
     active = {profile.name for profile in project.profiles}
     chosen = project.all_profiles if args.all else project.profiles
     if args.teams:
         return _print_teams(project, [*chosen, Profile(UNTYPED)], as_json=args.json)
     if args.json:
-        screen.print_json([_to_json(profile, active=profile.name in active) for profile in chosen])
+        output.print_json([_to_json(profile, active=profile.name in active) for profile in chosen])
         return 0
     if not chosen:
         print("No profile is active, because of `subagent_types` in retinue.yaml. `retinue profiles --all` lists all.")
@@ -86,7 +86,7 @@ def execute_profiles(args: argparse.Namespace) -> int:
         )
         for profile in chosen
     ]
-    print("\n".join(screen.format_table(HEADS, rows, flexible=FLEXIBLE, expendable=EXPENDABLE)))
+    print("\n".join(output.format_table(HEADS, rows, flexible=FLEXIBLE, expendable=EXPENDABLE)))
     return 0
 
 
@@ -107,7 +107,7 @@ def _print_teams(project: Project, profiles: Sequence[Profile], *, as_json: bool
         for spawner in (PRIMARY, CLIENT)
     ]
     if as_json:
-        screen.print_json([row.to_json() for row in rows])
+        output.print_json([row.to_json() for row in rows])
     elif not rows:
         print(TEAMS_OFF)
     else:
@@ -123,7 +123,7 @@ def _print_team_table(rows: Sequence[_Row]) -> None:
         cells += replace(first, spawner=BOTH).to_cells() if is_same else [*first.to_cells(), *second.to_cells()]
     flexible, expendable = {"MEMBERS": MEMBERS_WIDTH}, ("STRATEGY",)
     right = frozenset({"STEP"})
-    print("\n".join(screen.format_table(TEAM_HEADS, cells, right=right, flexible=flexible, expendable=expendable)))
+    print("\n".join(output.format_table(TEAM_HEADS, cells, right=right, flexible=flexible, expendable=expendable)))
     reasons = {(row.resolution.step, row.resolution.reason): None for row in rows}
     print()
     for step, reason in sorted(reasons):

@@ -14,7 +14,7 @@ from retinue.log.blocks import Role, format_count
 from retinue.log.listing import Listing, load_listings
 from retinue.log.runs import RunView
 from retinue.protocol.subagent_tools import INTERRUPTED
-from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import output
 from retinue.surfaces.cli.options import parse_age
 from retinue.surfaces.printer import colors, safe
 
@@ -64,20 +64,20 @@ def execute_ps(args: argparse.Namespace) -> int:
       retinue ps --all --since 1d
       retinue ps --all --json | jq '.[] | select(.status == "failed") | .path'
     """
-    with screen.pause_collector():
+    with output.pause_collector():
         return _list_runs(args)
 
 
 def _list_runs(args: argparse.Namespace) -> int:
-    project = screen.open_project_log()
+    project = output.open_project_log()
     now = time.time()
     since = None if args.since is None else now - args.since
     problems: list[LogError] = []
     found, left_out = asyncio.run(load_listings(project.log, problems.append, everything=args.all, since=since))
     for problem in problems:
-        screen.print_warning(problem)
+        output.print_warning(problem)
     if args.json:
-        screen.print_json([each.make_row(view, now) for each in found for view in each.list_runs()])
+        output.print_json([each.make_row(view, now) for each in found for view in each.list_runs()])
         return 0
     if not found:
         friendly = "No runs here yet. `retinue demo` shows some; `retinue run TASK` starts one."
@@ -85,7 +85,7 @@ def _list_runs(args: argparse.Namespace) -> int:
         print(friendly if since is None or not left_out else "No runs in that time.")
         return 0
     listed = [(each, view) for each in found for view in each.list_runs()]
-    columns = screen.make_columns(HEADS, [_make_cells(each, view, now) for each, view in listed])
+    columns = output.make_columns(HEADS, [_make_cells(each, view, now) for each, view in listed])
     if not any(view.cost > 0 for _, view in listed):
         del columns["COST"]  # a column of nothing but "unknown" is useless
     print("\n".join(_format_columns(columns)))
@@ -109,12 +109,12 @@ def _list_runs(args: argparse.Namespace) -> int:
 
 def _format_columns(columns: dict[str, list[str]]) -> list[str]:
     """Return the lines of the table. If the column LABEL does not fit, put labels into the empty cells of TASK."""
-    fitting = screen.drop_columns(columns, flexible=FLEXIBLE, expendable=EXPENDABLE)
+    fitting = output.drop_columns(columns, flexible=FLEXIBLE, expendable=EXPENDABLE)
     flexible = {head: least for head, least in {**FLEXIBLE, **LEAST_STATE}.items() if head in fitting}
     if "LABEL" not in fitting:
         fitting["TASK"] = [task or label for task, label in zip(columns["TASK"], columns["LABEL"], strict=True)]
     paint = _paint_cell if colors.wants_color(sys.stdout) else None
-    return screen.format_columns(fitting, right=NUMBERS, flexible=flexible, paint=paint)
+    return output.format_columns(fitting, right=NUMBERS, flexible=flexible, paint=paint)
 
 
 def _paint_cell(head: str, cell: str, text: str) -> str:
@@ -136,15 +136,15 @@ def _make_cells(listing: Listing, view: RunView, now: float) -> tuple[str, ...]:
     """Return the cells of a run, in the order of HEADS."""
     return (
         f"{listing.tree}/{view.number}",
-        "  " * view.level + screen.shorten_to_width(safe.escape_line(view.label), LABEL_WIDTH),
+        "  " * view.level + output.shorten_to_width(safe.escape_line(view.label), LABEL_WIDTH),
         safe.escape_line(view.agent),
         listing.describe_state(view),
         str(view.turns),
         str(view.tool_count),
         f"{view.usage.total_tokens:,}",
         format_cost(view.cost, view.unpriced),
-        screen.format_duration(listing.seconds_of(view, now)),
-        screen.format_age(now - view.spawned_at) if view.number == 0 else "",
+        output.format_duration(listing.seconds_of(view, now)),
+        output.format_age(now - view.spawned_at) if view.number == 0 else "",
         _describe_task(view),
     )
 
@@ -153,4 +153,4 @@ def _describe_task(view: RunView) -> str:
     """Return the task of a primary, or the size of a team. Other subagents have none, because the label says it."""
     if view.number:
         return f"team of {len(view.members)}" if view.members else ""
-    return screen.shorten_to_width(safe.escape_line(view.spawned.task), TASK_WIDTH)
+    return output.shorten_to_width(safe.escape_line(view.spawned.task), TASK_WIDTH)

@@ -14,12 +14,12 @@ from retinue.build.servers import connect_to_processes
 from retinue.core.approvals import Allow, Answered, Approval, Decision, QuestionClosed, describe_closing
 from retinue.core.control import Control
 from retinue.core.errors import Ambiguous, ControlUnreachable, NotFound, ReplyTimeout, RetinueError
-from retinue.core.events import ApprovalAsked, ApprovalDecided, Event
+from retinue.core.events import ApprovalDecided, Event
 from retinue.core.ports import LogReader
 from retinue.log.lookup import MOST_CANDIDATES, describe_origin
-from retinue.log.questions import find_closing
+from retinue.log.questions import find_closing, find_question
 from retinue.log.reading import iterate_events, wait_for_event
-from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import output
 from retinue.surfaces.cli.control_clients import describe_user, report_silence
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import format_question
@@ -45,7 +45,7 @@ class PendingQuestion:
 # Finding
 
 
-async def find_waiting(project: screen.ProjectLog) -> list[PendingQuestion]:
+async def find_waiting(project: output.ProjectLog) -> list[PendingQuestion]:
     """Return every pending question of every process with a control server, the oldest of each tree first.
 
     Prints a warning for each process that does not reply in time. Raises ReplyTimeout if there is such a process and no
@@ -66,7 +66,7 @@ async def list_questions(processes: Mapping[int, Control]) -> list[PendingQuesti
     if silent and not found:
         raise ReplyTimeout("; ".join(silent))
     for text in silent:
-        screen.print_warning(text)
+        output.print_warning(text)
     return sorted(found, key=lambda each: (each.approval.tree, each.approval.number))
 
 
@@ -80,7 +80,7 @@ async def _list_pending(pid: int, control: Control) -> list[Approval] | None:
     except ControlUnreachable:
         return []  # the process has just ended, and its questions with it
     except RetinueError as error:
-        screen.print_warning(f"process {pid} does not answer which questions it asks: {error}")
+        output.print_warning(f"process {pid} does not answer which questions it asks: {error}")
         return []
 
 
@@ -99,7 +99,7 @@ def is_number(name: str) -> bool:
     return name.isascii() and name.isdigit()
 
 
-async def choose_or_explain(project: screen.ProjectLog, found: Sequence[PendingQuestion], name: str) -> PendingQuestion:
+async def choose_or_explain(project: output.ProjectLog, found: Sequence[PendingQuestion], name: str) -> PendingQuestion:
     """Return the one question with the number or id `name`.
 
     Raises Ambiguous if there are several, listing each with the time and task of its tree, and NotFound if there is
@@ -129,20 +129,17 @@ async def _list_candidates(log: LogReader, found: Sequence[PendingQuestion]) -> 
     ]
 
 
-async def _find_answered(project: screen.ProjectLog, name: str) -> tuple[ApprovalAsked, QuestionClosed] | None:
+async def _find_answered(project: output.ProjectLog, name: str) -> tuple[Approval, QuestionClosed] | None:
     """Return an answered question and its closing by id, or by number if exactly one tree is live. Else None."""
     trees = [name.partition("/")[0]]
     if is_number(name):
         listed = [stored.tree for stored in await project.log.list_trees(only="live")]
         trees = listed if len(listed) == 1 else []
     for tree in trees:
-        number = 0
-        async for event in iterate_events(project.log, tree):
-            if isinstance(event.body, ApprovalAsked):
-                number += 1
-                if name in (str(number), event.body.approval_id):
-                    closed = await find_closing(iterate_events(project.log, tree), event.body.approval_id)
-                    return None if closed.allowed is None else (event.body, closed)
+        asked = await find_question(iterate_events(project.log, tree), name)
+        if asked is not None:
+            closed = await find_closing(iterate_events(project.log, tree), asked.id)
+            return None if closed.allowed is None else (asked, closed)
     return None
 
 
@@ -155,7 +152,7 @@ async def describe_outcome(log: LogReader, approval: Approval) -> str:
 
 
 async def send_answer(
-    project: screen.ProjectLog, chosen: PendingQuestion, decision: Decision, *, surface: str
+    project: output.ProjectLog, chosen: PendingQuestion, decision: Decision, *, surface: str
 ) -> Answered:
     """Send an answer to the process that asks. If the process is gone, read from the log whose answer it took."""
     about, key = chosen.approval, secrets.token_hex(16)
@@ -171,12 +168,12 @@ async def send_answer(
         return "taken" if closed.key == key else "stale"
 
 
-async def give_answer(project: screen.ProjectLog, chosen: PendingQuestion, decision: Decision, *, surface: str) -> bool:
+async def give_answer(project: output.ProjectLog, chosen: PendingQuestion, decision: Decision, *, surface: str) -> bool:
     """Send an answer and print the outcome. Return False if another answer came first."""
     about = chosen.approval
     if await send_answer(project, chosen, decision, surface=surface) != "taken":
         what = await describe_outcome(project.log, about)
-        screen.print_error(f"somebody else was first: {format_question(about)} of {about.tree}/{about.run} {what}")
+        output.print_error(f"somebody else was first: {format_question(about)} of {about.tree}/{about.run} {what}")
         return False
     word = "approved" if isinstance(decision, Allow) else "denied"
     print(f"{word} {format_question(about)} of {about.tree}/{about.run}")
@@ -186,7 +183,7 @@ async def give_answer(project: screen.ProjectLog, chosen: PendingQuestion, decis
             async for other in spread_rule(project, chosen, surface=surface):
                 print(f"approved {format_question(other)} of {other.tree}/{other.run}, by the same rule")
         else:
-            screen.print_warning(NOT_KEPT.format(rules=format_rules(about)))
+            output.print_warning(NOT_KEPT.format(rules=format_rules(about)))
     return True
 
 
@@ -205,7 +202,7 @@ async def is_rule_kept(log: LogReader, approval: Approval) -> bool:
 
 
 async def spread_rule(
-    project: screen.ProjectLog, answered: PendingQuestion, *, surface: str
+    project: output.ProjectLog, answered: PendingQuestion, *, surface: str
 ) -> AsyncIterator[Approval]:
     """Give the same answer to pending questions of other processes that have the same rule, and yield these questions.
 

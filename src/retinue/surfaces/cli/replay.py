@@ -20,7 +20,7 @@ from retinue.core.records import Difference, ReplayableTree, RunRecord, compare_
 from retinue.core.results import Result
 from retinue.log.blocks import format_count
 from retinue.log.records import fold_records
-from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import output
 from retinue.surfaces.cli.live import Display, run_and_show
 from retinue.surfaces.cli.options import TREE_HELP, add_level_options
 from retinue.surfaces.cli.startup import choose_profile, make_printer
@@ -61,7 +61,7 @@ def execute_replay(args: argparse.Namespace) -> int:
       retinue replay --from-disk        with the profiles and skills as they are on disk now
       retinue replay 7jw4 --json | jq .differences
     """
-    project, found = asyncio.run(screen.look_up(args.name))
+    project, found = asyncio.run(output.look_up(args.name))
     recorded = fold_records(asyncio.run(project.log.read(found.tree)))
     if 0 not in recorded:
         raise ConfigError(f"the record of {found.tree} does not begin with its primary")
@@ -77,7 +77,7 @@ def execute_replay(args: argparse.Namespace) -> int:
     events = sum(record.events for record in played.values())
     runs = len(played)
     for note in replay.notes:
-        screen.print_warning(note)
+        output.print_warning(note)
     for record in remote:
         print(f"not compared: {safe.escape_line(record.path)} ran at a remote agent", file=sys.stderr)
     for record in ends:
@@ -89,7 +89,7 @@ def execute_replay(args: argparse.Namespace) -> int:
     came = f"{count} of them differ{'s' if count == 1 else ''}" if count else "no difference"
     print(f"replayed: {format_count(runs, 'run')}, {events} events, {came}", file=sys.stderr)
     if args.json:
-        screen.print_json(
+        output.print_json(
             {
                 "tree": found.tree,
                 "same": not differences,
@@ -101,7 +101,7 @@ def execute_replay(args: argparse.Namespace) -> int:
             }
         )
     elif result.status == "done" and result.final_response:
-        screen.print_text(result.final_response)
+        output.print_text(result.final_response)
     return EXIT_DIFFERS if differences else 0
 
 

@@ -22,11 +22,10 @@ from retinue.core.ports import LogReader
 from retinue.core.profiles import RUNTIMES
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import find_reported_run, find_run, resolve_recent
-from retinue.log.reading import decode_line, follow_lines
+from retinue.log.reading import follow_events
 from retinue.log.runs import Runs
 from retinue.protocol.outbox import parse_request_name, request_name
-from retinue.surfaces.cli import control_clients
-from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import control_clients, output
 from retinue.surfaces.cli.foreground import find_unapplied, print_answer, run_tree
 from retinue.surfaces.cli.live import ShownTree
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, NAMED_RUN_HELP, add_live_options
@@ -70,13 +69,13 @@ def execute_resume(args: argparse.Namespace) -> int:
       retinue resume 7jw4p2xk9mtb --yes
       retinue resume 7jw4 --model anthropic:NAME --json
     """
-    project = screen.open_project_log()
+    project = output.open_project_log()
     talk = asyncio.run(find_conversation(project.log, args.name))
     if talk is not None and not args.detach:
         return resume_conversation(args, project, talk)
     start = prepare(args)
     found = asyncio.run(find_interrupted_tree(project.log, args.name))
-    _warn_of_answered_request(start.project.folder / ".retinue", found)
+    _warn_of_answered_request(project.state, found)
     return run_in_tree(args, start, project, found, lambda control, overrides: control.resume(found.tree, overrides))
 
 
@@ -85,7 +84,7 @@ def _warn_of_answered_request(state: Path, found: Listing) -> None:
     spawned = found.runs.runs[0].spawned
     request = parse_request_name(request_name(spawned.subagent_id))
     if request is not None and any((state / "outbox").glob(f"*/{request}")):
-        screen.print_warning(REQUEST_ANSWERED.format(tree=found.tree, request=request, workspace=spawned.workspace))
+        output.print_warning(REQUEST_ANSWERED.format(tree=found.tree, request=request, workspace=spawned.workspace))
 
 
 async def find_conversation(log: LogReader, name: str | None) -> Listing | None:
@@ -93,8 +92,8 @@ async def find_conversation(log: LogReader, name: str | None) -> Listing | None:
 
     Without a name, use the latest interrupted tree, or the latest tree if none is interrupted."""
     if name is None:
-        interrupted = await log.list_trees(screen.print_warning, only="interrupted")
-        stored = interrupted or await log.list_trees(screen.print_warning)
+        interrupted = await log.list_trees(output.print_warning, only="interrupted")
+        stored = interrupted or await log.list_trees(output.print_warning)
         found = await load_listing(log, stored[0].tree) if stored else None
     else:
         found = await _load_tree(log, name)
@@ -102,12 +101,12 @@ async def find_conversation(log: LogReader, name: str | None) -> Listing | None:
 
 
 async def _load_tree(log: LogReader, name: str) -> Listing:
-    name = await resolve_recent(log, name, screen.print_warning)
-    ref = await find_run(log, name, screen.print_warning)
+    name = await resolve_recent(log, name, output.print_warning)
+    ref = await find_run(log, name, output.print_warning)
     return await load_listing(log, ref.tree)
 
 
-def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, found: Listing) -> int:
+def resume_conversation(args: argparse.Namespace, project: output.ProjectLog, found: Listing) -> int:
     """Reopen a conversation and return the exit code.
 
     Attaches to the process that runs it. Without such a process, resumes the tree in this one. If the conversation has
@@ -132,7 +131,7 @@ def resume_conversation(args: argparse.Namespace, project: screen.ProjectLog, fo
     overrides = make_overrides(args, start)
     if found.ended:
         onward = msgspec.structs.replace(overrides, conversation=True)
-        screen.print_error(f"{found.tree} has ended: your next message continues it in a new tree")
+        output.print_error(f"{found.tree} has ended: your next message continues it in a new tree")
         opening = Opening(begin=lambda control, text: control.continue_run(found.tree, 0, text, onward))
     else:
         opening = Opening(
@@ -149,7 +148,7 @@ async def find_interrupted_tree(log: LogReader, name: str | None) -> Listing:
 
     Raises ConfigError if the tree has ended or is live, and NotFound if no tree is interrupted."""
     if name is None:
-        for stored in await log.list_trees(screen.print_warning, only="interrupted"):
+        for stored in await log.list_trees(output.print_warning, only="interrupted"):
             found = await load_listing(log, stored.tree)
             if _has_work(found):
                 return found
@@ -210,9 +209,9 @@ def execute_continue(args: argparse.Namespace) -> int:
     )
 
 
-async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, RunRef]:
+async def _find_ended(name: str) -> tuple[output.ProjectLog, Listing, RunRef]:
     """Return the run `name`, its tree and its log. Raises ConfigError if the run is remote or has not ended."""
-    project, found = await screen.look_up(name)
+    project, found = await output.look_up(name)
     tree = await load_listing(project.log, found.tree)
     old = tree.runs.runs[found.run]
     if old.spawned.server:
@@ -241,12 +240,12 @@ def keep_runtime(args: argparse.Namespace, start: StartUp, tree: Listing) -> Sta
         return start
     if RUNTIMES.index(runtime) > RUNTIMES.index(current):
         return replace(start, parts=replace(start.parts, runtime=runtime))
-    screen.print_warning(STRICTER.format(tree=tree.tree, runtime=runtime, current=current))
+    output.print_warning(STRICTER.format(tree=tree.tree, runtime=runtime, current=current))
     return start
 
 
 def run_in_tree(
-    args: argparse.Namespace, start: StartUp, project: screen.ProjectLog, found: Listing, begin: BeginInTree
+    args: argparse.Namespace, start: StartUp, project: output.ProjectLog, found: Listing, begin: BeginInTree
 ) -> int:
     """Start a run in an existing tree and return the exit code.
 
@@ -261,7 +260,7 @@ def run_in_tree(
         return asyncio.run(_run_elsewhere(args, project, found, held.writer, begin(client, theirs)))
 
 
-def _find_holder(project: screen.ProjectLog, tree: str, writer: str, *, limits: Limits) -> Control:
+def _find_holder(project: output.ProjectLog, tree: str, writer: str, *, limits: Limits) -> Control:
     """Return the Control of the process that writes the log of the tree, as `writer`.
 
     Raises ConfigError if there is no control server, or if `limits` are set, which that process does not accept."""
@@ -278,7 +277,7 @@ def _find_holder(project: screen.ProjectLog, tree: str, writer: str, *, limits: 
 
 
 async def _run_elsewhere(
-    args: argparse.Namespace, project: screen.ProjectLog, found: Listing, writer: str, starting: Awaitable[RunHandle]
+    args: argparse.Namespace, project: output.ProjectLog, found: Listing, writer: str, starting: Awaitable[RunHandle]
 ) -> int:
     """Start the run in the process that writes the log of the tree, show it here, and return the exit code."""
     begun = await starting
@@ -290,9 +289,8 @@ async def _run_elsewhere(
         f"{begun.tree} runs in process {writer}, which writes its log; that process decides what needs an approval"
     )
     runs = Runs(found.tree)
-    async with aclosing(follow_lines(project.log, found.tree)) as lines:
-        async for stored in lines:
-            event = decode_line(stored.line, project.log.location)
+    async with aclosing(follow_events(project.log, found.tree)) as events:
+        async for event in events:
             runs.apply(event)
             (printer.show_event if event.seq > found.last_seq else printer.recall_event)(event)
             if event.run == begun.number and isinstance(event.body, RunEnded):

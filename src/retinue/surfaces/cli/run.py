@@ -18,7 +18,7 @@ from retinue.core.profiles import Task
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.foreground import run_tree
 from retinue.surfaces.cli.options import add_live_options, add_primary_options, parse_whole
-from retinue.surfaces.cli.startup import DELEGATED, check_sandbox, choose_profile, prepare, require_model
+from retinue.surfaces.cli.startup import DELEGATED, prepare_primary
 
 
 def configure_run(parser: argparse.ArgumentParser) -> None:
@@ -54,18 +54,13 @@ def execute_run(args: argparse.Namespace) -> int:
       retinue run "write the release notes" --rounds 3
     """
     text = read_task(args.task)
-    start = prepare(args, interactive=args.task != "-")
-    profile = choose_profile(start.project, args.profile)
-    if args.workspace is not None:
-        profile = replace(profile, workspace=args.workspace)
+    start, profile = prepare_primary(args, interactive=args.task != "-")
     if args.rounds is not None:
         rounds = msgspec.structs.replace(start.project.settings.orchestrator.describe_rounds(), answers=args.rounds)
         start = replace(start, parts=enable_rounds(start.parts, rounds))
-    require_model(start, [profile])
     chosen = args.runtime or start.project.settings.coordination.subagent_runtime_mode
     if start.parts.runtime == "delegated" and not chosen:
         output.print_error(DELEGATED.format(outbox=start.parts.outbox))
-    start = check_sandbox(start, profile)
     task = Task(text, model=start.model)
     limits = start.limits
     return run_tree(args, start, lambda control: control.spawn(profile, task, limits=limits), profile=profile)

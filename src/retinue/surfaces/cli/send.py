@@ -14,8 +14,7 @@ from retinue.log.listing import load_listing
 from retinue.log.lookup import find_reported_run
 from retinue.log.reading import wait_for_event, wait_until_read
 from retinue.protocol.subagent_tools import READ_SECONDS
-from retinue.surfaces.cli import control_clients
-from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import control_clients, output
 from retinue.surfaces.cli.options import NAMED_RUN_HELP, parse_seconds
 from retinue.surfaces.cli.run import read_task
 
@@ -55,23 +54,23 @@ def execute_send(args: argparse.Namespace) -> int:
     if args.json:
         why = {"why": receipt.why} if receipt.why else {}
         about = {"tree": found.tree, "run": found.run, "state": receipt.state, "turn": receipt.turn}
-        screen.print_json(about | why)
+        output.print_json(about | why)
     elif is_lost:
-        screen.print_error(receipt.describe())
+        output.print_error(receipt.describe())
     else:
         print(receipt.describe())
     return int(is_lost)
 
 
 async def _send(name: str, text: str, wait: float) -> tuple[RunRef, Receipt]:
-    project, found = await screen.look_up(name, live=True)
+    project, found = await output.look_up(name, live=True)
     reason = await _explain_remote(project.log, found)
     if reason:
         return found, Receipt("elsewhere", why=reason)
     client = await control_clients.connect_to_run(project, found)
     if client is None:
-        ended = await control_clients.find_ending(project.log, found)
-        return found, Receipt("too_late", why=f"the run has ended: {ended.status if ended else 'unknown'}")
+        status = await control_clients.find_status(project.log, found)
+        return found, Receipt("too_late", why=f"the run has ended: {status}")
     with control_clients.report_silence(f"the process of {found.name}"):
         given = await client.send(found.tree, found.run, text)
     return found, await wait_until_read(project.log, found.tree, found.run, given, seconds=wait)
@@ -106,7 +105,7 @@ def execute_cancel(args: argparse.Namespace) -> int:
 
 
 async def _cancel(name: str) -> int:
-    project, found = await screen.look_up(name, live=True)
+    project, found = await output.look_up(name, live=True)
     client = await control_clients.connect_to_run(project, found)
     taken = False
     if client is not None:
@@ -114,21 +113,21 @@ async def _cancel(name: str) -> int:
             with control_clients.report_silence(f"the process of {found.name}"):
                 taken = await client.cancel(found.tree, found.run)
         except ControlUnreachable:
-            if await control_clients.find_ending(project.log, found) is None:
+            if await control_clients.find_status(project.log, found) is None:
                 raise
-    if not taken and client is not None and await control_clients.find_ending(project.log, found) is None:
+    if not taken and client is not None and await control_clients.find_status(project.log, found) is None:
         print(f"{found.name} is stopping already")
 
     def is_ending(event: Event) -> bool:
         return event.run == found.run and isinstance(event.body, RunEnded)
 
-    event = await wait_for_event(project.log, found.tree, is_ending, seconds=END_SECONDS)
-    status = event.body.status if event is not None and isinstance(event.body, RunEnded) else None
+    await wait_for_event(project.log, found.tree, is_ending, seconds=END_SECONDS)
+    status = await control_clients.find_status(project.log, found)
     if status is None:
-        screen.print_error(f"{found.name} was told to stop, and has not ended yet")
+        output.print_error(f"{found.name} was told to stop, and has not ended yet")
         return 1
     if not taken:
-        screen.print_error(f"{found.name} had ended already: {status}")
+        output.print_error(f"{found.name} had ended already: {status}")
         return 1
     print(f"{found.name} {status}")
     return 0

@@ -12,8 +12,6 @@ from pathlib import Path
 import msgspec
 
 from retinue.build.logs import open_stored_control
-from retinue.core.messages import RunRef
-from retinue.core.ports import LogReader
 from retinue.core.results import ToolLog, ending_texts, format_changed_files
 from retinue.core.usage import Usage
 from retinue.log.accounts import format_cost, sum_subtree_bill
@@ -21,13 +19,12 @@ from retinue.log.activity import describe_team
 from retinue.log.blocks import Role, describe_basis, format_count, format_json, make_call_spans
 from retinue.log.listing import Listing, load_listing
 from retinue.log.reading import iterate_events
-from retinue.log.receipts import MessageReceipt, Receipts
+from retinue.log.receipts import MessageReceipt, find_unread
 from retinue.log.runs import RunView
 from retinue.log.summaries import reword_summary, summarize_result
 from retinue.log.transcripts import Action, fold_actions, format_transcript
 from retinue.protocol.subagent_tools import INTERRUPTED
-from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli import pager
+from retinue.surfaces.cli import output, pager
 from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.header import name_model
@@ -75,11 +72,11 @@ def execute_show(args: argparse.Namespace) -> int:
 
 
 async def _show(args: argparse.Namespace) -> int:
-    project, found = await screen.look_up(args.name, everything=args.all)
+    project, found = await output.look_up(args.name, everything=args.all)
     if args.tools is not None:
         called = fold_actions(await project.log.read(found.tree), path=found.path, tools=args.tools)
         if args.json:
-            screen.print_json(
+            output.print_json(
                 [{**msgspec.to_builtins(each, enc_hook=str), "permission": each.permission} for each in called]
             )
         else:
@@ -94,21 +91,12 @@ async def _show(args: argparse.Namespace) -> int:
     tree = await load_listing(project.log, found.tree)
     view, now = tree.runs.runs[found.run], time.time()
     if args.json:
-        screen.print_json(tree.make_result(view, now))
+        output.print_json(tree.make_result(view, now))
         return 0
     changes = await _describe_changes(project, tree, view.find_presented())
-    unread = await _list_unread(project.log, found)
+    unread = await find_unread(iterate_events(project.log, found.tree), found.run)
     pager.print_long("\n".join(_format_page(project.state, tree, view, now, changes=changes, unread=unread)))
     return 0
-
-
-async def _list_unread(log: LogReader, found: RunRef) -> list[MessageReceipt]:
-    """Return the messages of people to a run that it has not read, or never read."""
-    receipts, newest = Receipts(), dict[int, MessageReceipt]()
-    async for event in iterate_events(log, found.tree):
-        if event.run == found.run:
-            newest |= {each.seq: each for each in receipts.apply(event)}
-    return [each for each in newest.values() if each.state != "delivered"]
 
 
 def _format_page(
@@ -191,13 +179,13 @@ def _format_rounds(view: RunView) -> Iterator[str]:
 
 def _format_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     cells = [[safe.escape_line(cell) for cell in row] for row in rows]
-    lines = screen.format_table(heads, cells, right=_NUMBERS, flexible=_FLEXIBLE, indent=len(INDENT))
+    lines = output.format_table(heads, cells, right=_NUMBERS, flexible=_FLEXIBLE, indent=len(INDENT))
     yield from _format_section(title, [_paint("faint", lines[0]), *lines[1:]])
 
 
 def _list_facts(state: Path, tree: Listing, view: RunView, now: float, *, changes: str) -> Iterator[tuple[str, str]]:
     spawned, usage = view.spawned, view.usage
-    took = screen.format_duration(tree.seconds_of(view, now))
+    took = output.format_duration(tree.seconds_of(view, now))
     yield "agent", view.agent
     if view.members:
         yield "team", describe_team(view)
@@ -222,25 +210,25 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float, *, change
     project = state.parent
     if spawned.model:
         kind, colon, name = spawned.model.partition(":")
-        yield "model", f"{kind}{colon}{screen.shorten_path(name, project) if kind == 'scripted' else name}"
+        yield "model", f"{kind}{colon}{output.shorten_path(name, project) if kind == 'scripted' else name}"
     if spawned.server:
         yield "server", spawned.server
     presented = view.find_presented()
     workspace = presented.spawned.workspace
     if workspace:
         whose = " (the project itself)" if Path(workspace) == project else ""
-        yield "workspace", screen.shorten_path(workspace, project) + whose
+        yield "workspace", output.shorten_path(workspace, project) + whose
     if changes:
         yield "changes", changes
     yield "subagent_id", spawned.subagent_id
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(view.spawned_at))
-    yield "started", f"{started} ({screen.format_age(now - view.spawned_at)})"
+    yield "started", f"{started} ({output.format_age(now - view.spawned_at)})"
     if spawned.continues is not None:
         yield "continues", f"{spawned.origin or tree.tree}/{spawned.continues}"
     if spawned.parent is not None:
         yield "parent", f"{tree.tree}/{spawned.parent}"
     if view.ended is not None and view.ended.file:
-        yield "file", screen.shorten_path(view.ended.file, project)
+        yield "file", output.shorten_path(view.ended.file, project)
     for warning in view.warnings:
         yield "warning", warning
 
@@ -249,7 +237,7 @@ def _describe_usage(usage: Usage) -> str:
     return f"{usage.total_tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out)"
 
 
-async def _describe_changes(project: screen.ProjectLog, tree: Listing, view: RunView) -> str:
+async def _describe_changes(project: output.ProjectLog, tree: Listing, view: RunView) -> str:
     """Describe whether the changes of a run were applied, or how to apply them, or why they cannot be read. Empty for
     a run without changes."""
     if view.ended is None:
@@ -295,7 +283,7 @@ def _format_section(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _format_tool_line(log: ToolLog) -> str:
-    took = "" if log.duration_ms is None else f"  ({screen.format_duration(log.duration_ms / 1000)})"
+    took = "" if log.duration_ms is None else f"  ({output.format_duration(log.duration_ms / 1000)})"
     call = f"{log.name}({log.context})" if log.context else log.name
     said = reword_summary(log.name, log.result, log.success)
     return f"{_format_mark(log.success)} {safe.escape_line(f'{call} -> {said}')}{took}"
@@ -322,9 +310,9 @@ def _format_actions(found: list[Action], project: Path) -> Iterator[str]:
             yield f"{INDENT}it has no result"
         else:
             said = summarize_result(action.tool, action.text, action.success, spoken=True)
-            yield f"{INDENT}-> {safe.escape_line(said)}  ({screen.format_duration(action.duration_ms / 1000)})"
+            yield f"{INDENT}-> {safe.escape_line(said)}  ({output.format_duration(action.duration_ms / 1000)})"
         if action.file:
-            yield f"{INDENT}whole text in {safe.escape_line(screen.shorten_path(action.file, project))}"
+            yield f"{INDENT}whole text in {safe.escape_line(output.shorten_path(action.file, project))}"
         for line in safe.escape_text(action.preview or format_json(action.args)).split("\n"):
             yield f"{INDENT * 2}{line}".rstrip()
         yield ""

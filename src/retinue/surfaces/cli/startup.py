@@ -24,7 +24,7 @@ from retinue.config.files import exists, read_text
 from retinue.config.location import suggest
 from retinue.config.models import explain_missing_model
 from retinue.config.project import SETTINGS_FILE, Project, find_project, load_project
-from retinue.config.settings import make_limits, parse_settings, restrict
+from retinue.config.settings import make_limits
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, RuntimeName
@@ -105,13 +105,24 @@ def prepare(
     return StartUp(parts=parts, project=project, limits=limits, model=model, asks=asks)
 
 
+def prepare_primary(args: argparse.Namespace, *, interactive: bool = True) -> tuple[StartUp, Profile]:
+    """Prepare the start of a new primary and return its profile, from the options of `add_primary_options`. Checks that
+    its model is known and that its sandbox works."""
+    start = prepare(args, interactive=interactive)
+    profile = choose_profile(start.project, args.profile)
+    if args.workspace is not None:
+        profile = replace(profile, workspace=args.workspace)
+    require_model(start, [profile])
+    return check_sandbox(start, profile), profile
+
+
 def _ask_trust() -> None:
     """Ask whether the project's retinue.yaml may loosen permissions, once for each text of the file."""
     file = find_project(Path.cwd()) / SETTINGS_FILE
     if not exists(file) or not prompts.at_terminal():
         return
     text = read_text(file)
-    loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
+    loose = trust.list_loosenings(file, text)
     if loose and trust.read_answer(file, text) is None:
         load_project(file.parent, config=file)  # raises ConfigError for a file that has an error, before the question
         yes = prompts.ask_trust(file, loose)

@@ -11,10 +11,11 @@ from contextlib import aclosing
 
 from retinue.build.servers import watch_process_lines
 from retinue.core.errors import ControlUnreachable, NotFound
-from retinue.core.events import Delta, Event, RunEnded, RunSpawned
+from retinue.core.events import Delta, RunEnded, RunSpawned
 from retinue.log.reading import decode_line, follow_lines, iterate_lines
 from retinue.protocol.control import decode_item, is_delta
-from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import output
+from retinue.surfaces.cli.live_screen import pace_items
 from retinue.surfaces.cli.options import TREE_HELP, parse_whole
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.live_view import LiveView
@@ -61,7 +62,7 @@ def execute_tail(args: argparse.Namespace) -> int:
 
 
 async def _print_tree(args: argparse.Namespace) -> None:
-    project, found = await screen.look_up(args.name, everything=args.all)
+    project, found = await output.look_up(args.name, everything=args.all)
     printer = Printer(sys.stdout, level="verbose" if args.verbose else "normal")
     if args.follow and not args.json and not args.plain and can_draw(output_fd=sys.stdout.fileno()):
         await _follow_live(project, found.tree, args, level=printer.level)
@@ -88,35 +89,31 @@ async def _print_tree(args: argparse.Namespace) -> None:
         await _warn_interrupted(project, found.tree)
 
 
-async def _warn_interrupted(project: screen.ProjectLog, tree: str) -> None:
+async def _warn_interrupted(project: output.ProjectLog, tree: str) -> None:
     if not (await project.log.read_status(tree)).ended:
-        screen.print_warning(f"the process that ran {tree} is gone; to continue: retinue resume {tree}")
+        output.print_warning(f"the process that ran {tree} is gone; to continue: retinue resume {tree}")
 
 
-async def _follow_live(project: screen.ProjectLog, tree: str, args: argparse.Namespace, *, level: Level) -> None:
+async def _follow_live(project: output.ProjectLog, tree: str, args: argparse.Namespace, *, level: Level) -> None:
     """Show the live view of a tree of another process until the tree has ended."""
-    ended: RunEnded | None = None
     live = Screen(Terminal(output_fd=sys.stdout.fileno()), color=colors.wants_color(sys.stdout))
     view = LiveView(live, tree, level=level, after=args.after)
     live.open()
     try:
         whole = argparse.Namespace(**{**vars(args), "after": 0})  # the view needs the earlier events for its state
-        async for line in _read_lines(project, tree, whole, deltas=True):
-            item = decode_item(line) if is_delta(line) else decode_line(line, project.log.location)
-            view.apply(item)
-            if isinstance(item, Event) and item.run == 0 and isinstance(item.body, RunEnded):
-                ended = item.body
+        async for line in pace_items(_read_lines(project, tree, whole, deltas=True)):
+            view.apply(decode_item(line) if is_delta(line) else decode_line(line, project.log.location))
         primary = view.activity.runs.primary
-        talks = primary is not None and primary.spawned.conversation
-        if ended is not None and ended.status == "done" and not talks:
-            view.show_markdown(ended.final_response)
-        elif ended is not None and ended.status != "done":
-            view.show_note(f"{ended.status}: {ended.error_details or ended.final_response}")
-        if ended is not None:
+        if primary is not None and primary.ended is not None:
+            ended = primary.ended
+            if ended.status != "done":
+                view.show_note(f"{ended.status}: {ended.error_details or ended.final_response}")
+            elif not primary.spawned.conversation:
+                view.show_markdown(ended.final_response)
             view.show_note(format_totals(view.activity.runs, time.time()))
     finally:
         if not await live.close():
-            screen.exit_stuck()
+            output.exit_stuck()
     await _warn_interrupted(project, tree)
 
 
@@ -134,7 +131,7 @@ def _print_ending(printer: Printer, agent: str, ended: RunEnded, *, is_shown: bo
 
 
 async def _read_lines(
-    project: screen.ProjectLog, tree: str, args: argparse.Namespace, *, deltas: bool
+    project: output.ProjectLog, tree: str, args: argparse.Namespace, *, deltas: bool
 ) -> AsyncIterator[bytes]:
     after = args.after
     if not args.follow:

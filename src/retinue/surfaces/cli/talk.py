@@ -29,21 +29,19 @@ from retinue.core.results import Result
 from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.conversation import Begin, Conversation
-from retinue.surfaces.cli.foreground import EXIT_CODES, FAILED, leave_session, redirect_output
+from retinue.surfaces.cli.foreground import EXIT_CODES, leave_session, redirect_output
 from retinue.surfaces.cli.host_process import open_process
 from retinue.surfaces.cli.live import catch_telemetry_warnings
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
+from retinue.surfaces.cli.main import FAILED
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, add_level_options, add_options, add_primary_options
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.start_line import clear_start_line
 from retinue.surfaces.cli.startup import (
     StartUp,
-    check_sandbox,
     choose_level,
-    choose_profile,
     make_header,
-    prepare,
-    require_model,
+    prepare_primary,
 )
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.header import Header
@@ -76,13 +74,7 @@ def execute_talk(args: argparse.Namespace) -> int:
     """
     if not can_draw() or args.plain:
         raise ConfigError(NEEDS_TERMINAL)
-    start = prepare(args)
-    profile = choose_profile(start.project, args.profile)
-    if args.workspace is not None:
-        profile = replace(profile, workspace=args.workspace)
-    require_model(start, [profile])
-    start = check_sandbox(start, profile)
-
+    start, profile = prepare_primary(args)
     header = make_header(start, profile)
     missing = explain_missing_key(header.model, os.environ)
     if missing:
@@ -137,15 +129,18 @@ class _ConversationHost:
         view = open_live_screen(level=self._level, after=opening.shown, submit=self._submit, header=opening.header)
         async with view as live:
             process = open_process(parts, live.view.show_note, serves=self._serves, profile=opening.profile)
-            async with process as (control, signals):
-                conversation = await self._hold(live, control, signals)
-                result, diff = await _read_ending(conversation)
-                await live.close()
-                signals.stop()
-                if not live.is_stuck:
-                    print_parting(conversation, result, diff)
-                if conversation.parting == "left":
-                    await self._go_on(conversation)
+            with catch_telemetry_warnings() as telemetry:
+                async with process as (control, signals):
+                    conversation = await self._hold(live, control, signals)
+                    result, diff = await _read_ending(conversation)
+                    await live.close()
+                    signals.stop()
+                    if not live.is_stuck:
+                        print_parting(conversation, result, diff)
+                    if conversation.parting == "left":
+                        await self._go_on(conversation)
+            if telemetry.first and not live.is_stuck:
+                output.print_warning(f"telemetry: {telemetry.first}")
             return _end_command(live, result)
 
     def _submit(self, text: str) -> None:
@@ -154,21 +149,20 @@ class _ConversationHost:
 
     async def _hold(self, live: LiveScreen, control: Control, signals: Signals) -> Conversation:
         """Run the conversation until the user leaves."""
-        with catch_telemetry_warnings():
-            async with control.attend():
-                opening = self._opening
-                run = None if opening.resume is None else await opening.resume(control)
-                live.view.show_starting(is_starting=False)
-                conversation = self._conversation = Conversation(
-                    live, control, signals, begin=opening.begin, known=opening.known, shown=opening.shown
-                )
-                conversation.restore_unsent(*opening.unsent)
-                loop = asyncio.get_running_loop()
-                loop.add_reader(self._shell, conversation.leave_open)  # readable: the first process is gone
-                try:
-                    await conversation.hold(run)
-                finally:
-                    loop.remove_reader(self._shell)
+        async with control.attend():
+            opening = self._opening
+            run = None if opening.resume is None else await opening.resume(control)
+            live.view.show_starting(is_starting=False)
+            conversation = self._conversation = Conversation(
+                live, control, signals, begin=opening.begin, known=opening.known, shown=opening.shown
+            )
+            conversation.restore_unsent(*opening.unsent)
+            loop = asyncio.get_running_loop()
+            loop.add_reader(self._shell, conversation.leave_open)  # readable: the first process is gone
+            try:
+                await conversation.hold(run)
+            finally:
+                loop.remove_reader(self._shell)
         return conversation
 
     async def _go_on(self, conversation: Conversation) -> None:

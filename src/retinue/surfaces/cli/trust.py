@@ -16,8 +16,8 @@ from retinue.config import trust
 from retinue.config.files import read_text
 from retinue.config.ownership import find_other_owners
 from retinue.config.project import OWNED_MARKS, SETTINGS_FILE, find_project, find_project_folder, load_project
-from retinue.config.settings import parse_settings, restrict
 from retinue.core.errors import ConfigError
+from retinue.files.reserved import STATE_FOLDER
 from retinue.files.state_owner import is_adoptable, name_user
 from retinue.surfaces.cli import prompts
 from retinue.surfaces.printer import safe
@@ -58,7 +58,7 @@ def execute_trust(args: argparse.Namespace) -> int:
     """
     folder = find_project_folder(Path.cwd())
     if args.state:
-        return _take_over_state(folder / ".retinue", yes=args.yes)
+        return _take_over_state(folder / STATE_FOLDER, yes=args.yes)
     if args.owner:
         return _accept_owner(folder, yes=args.yes)
     file = folder / SETTINGS_FILE
@@ -69,7 +69,7 @@ def execute_trust(args: argparse.Namespace) -> int:
         return 0
     find_project(folder)
     text = read_text(file)
-    loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
+    loose = trust.list_loosenings(file, text)
     if not loose:
         print(f"{safe.escape_line(str(file))} loosens nothing, so all of it takes effect.")
         return 0

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from retinue.core.events import Event, UsageReported
 from retinue.core.ports import LogReader, OnProblem
 from retinue.log.accounts import BY, NO_BILL, Bill, fold_bills, format_cost
-from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import output
 from retinue.surfaces.cli.options import parse_age
 from retinue.surfaces.printer import safe
 
@@ -38,24 +38,24 @@ def execute_usage(args: argparse.Namespace) -> int:
       retinue usage --since 7d --by model
       retinue usage --by tree --json | jq '.rows[] | select(.cost != null) | .cost'
     """
-    log = screen.open_project_log().log
+    log = output.open_project_log().log
     since = 0.0 if args.since is None else time.time() - args.since
     problems: dict[str, None] = {}
     events = asyncio.run(_read_usage(log, lambda problem: problems.setdefault(str(problem)), since))
     found = fold_bills(events, by=args.by)
     for problem in problems:
-        screen.print_warning(problem)
+        output.print_warning(problem)
     whole = sum(found.values(), NO_BILL)
     if args.json:
         rows = [{args.by: name, **bill.to_json()} for name, bill in found.items()]
-        screen.print_json({"by": args.by, "since": since or None, "rows": rows, "total": whole.to_json()})
+        output.print_json({"by": args.by, "since": since or None, "rows": rows, "total": whole.to_json()})
         return 0
     if not found:
         print("Nothing was spent here" + (" yet." if args.since is None else " in that time."))
         return 0
     cells = list(_make_rows([*found.items(), ("total", whole)]))
     heads, right = (args.by.upper(), *HEADS), frozenset(HEADS)
-    print("\n".join(screen.format_table(heads, cells, right=right, flexible=LEAST_NAMES, expendable=EXPENDABLE)))
+    print("\n".join(output.format_table(heads, cells, right=right, flexible=LEAST_NAMES, expendable=EXPENDABLE)))
     return 0
 
 

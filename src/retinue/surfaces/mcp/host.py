@@ -327,11 +327,6 @@ class Host:
             await self.end_session(session)
         await self._stack.aclose()
 
-    async def kill(self) -> None:
-        """Stop all trees immediately, without waiting for cleanup."""
-        for tree in await self.backend.control.list_trees(live=True):
-            await self.backend.control.kill(tree.tree)
-
 
 # Questions of runs, sent to the client's user. The first answer counts, from whichever surface, and only for the exact
 # question that was shown. A client with a handshake gets a request of ours. A client of 2026-07-28 gets the questions

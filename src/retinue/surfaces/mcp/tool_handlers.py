@@ -46,8 +46,9 @@ from retinue.protocol.subagent_tools import (
     take_page,
 )
 from retinue.protocol.subagents import GRANT_HINT, describe_profile
-from retinue.surfaces.mcp.backend import Backend, ChangeSignal, TreeProgress
+from retinue.surfaces.mcp.backend import LINE_CHARACTERS, Backend, ChangeSignal, TreeProgress
 from retinue.surfaces.mcp.texts import make_error_result
+from retinue.surfaces.printer import safe
 
 CLIENT_LEFT = "the client has left"
 MAX_ID = 200
@@ -91,7 +92,7 @@ class ToolHandlers:
         return None if self._client is None else self._client.tree
 
     def has_running_subagents(self) -> bool:
-        return any(progress.count_runs()[0] for progress in self.progress.values())
+        return any(progress.lines.count_runs()[0] for progress in self.progress.values())
 
     def make_call_id(self) -> str:
         self._count += 1
@@ -111,16 +112,16 @@ class ToolHandlers:
         pending = await self.list_pending()
         if pending:
             more = "" if len(pending) == 1 else f" (and {len(pending) - 1} more)"
-            first = self.progress[pending[0].tree].describe_question(pending[0])
+            first = self._backend.describe_question(pending[0])
             return f"waits for your answer: {first['question']}{more}: {first['answer']}"
         if not self.progress:
             return ""
-        counts = [progress.count_runs() for progress in self.progress.values()]
+        every = [progress.lines for progress in self.progress.values()]
+        counts = [lines.count_runs() for lines in every]
         running, ended = (sum(numbers) for numbers in zip(*counts, strict=True))
-        lines = (progress.latest_line for progress in reversed(self.progress.values()))
-        latest = next((line for line in lines if line), "")
+        latest = next((lines.latest for lines in reversed(every) if lines.latest), "")
         line = f"{format_count(running, 'subagent')} running, {ended} ended"
-        return f"{line} \u00b7 {latest}" if latest else line
+        return f"{line} \u00b7 {_shorten_line(latest)}" if latest else line
 
     # The client's own runs
 
@@ -164,7 +165,7 @@ class ToolHandlers:
     def _follow(self, tree: str) -> None:
         if tree not in self.progress:
             on_end = partial(self.progress.pop, tree, None)
-            self.progress[tree] = TreeProgress(self._backend, tree, self.changes, on_end)
+            self.progress[tree] = TreeProgress(self._backend.control, tree, self.changes, on_end)
             self.changes.notify()
 
     async def leave(self) -> None:
@@ -363,14 +364,18 @@ class ToolHandlers:
         progress = self.progress.get(known.tree)
         if progress is None:
             return fields
-        if known.row.run in progress.last_lines:
-            fields["doing"] = progress.last_lines[known.row.run]
+        if known.row.run in progress.lines.by_run:
+            fields["doing"] = _shorten_line(progress.lines.by_run[known.row.run])
         questions = [
-            progress.describe_question(asked)
+            self._backend.describe_question(asked)
             for asked in await self.list_pending()
             if (asked.tree, asked.run) == (known.tree, known.row.run)
         ]
         return fields | ({"questions": questions} if questions else {})
+
+
+def _shorten_line(line: str) -> str:
+    return safe.escape_line(line)[:LINE_CHARACTERS]
 
 
 def describe_profile_tool(profile: Profile) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import msgspec
 
 from retinue.core.approvals import Approval
 from retinue.core.errors import OutputFailed
-from retinue.core.events import ApprovalAsked, Delta, Event, Inbox, TurnStarted
+from retinue.core.events import Delta, Event, Inbox, TurnStarted
 from retinue.core.rules import explain_missing_rule
 from retinue.files.content import write_all
 from retinue.log.blocks import Block, Blocks, Span, describe_asker, format_question_body, make_question_spans
@@ -237,7 +237,7 @@ class PrintThread:
             self._thread.shutdown(wait=False)
 
 
-def format_question(asked: Approval | ApprovalAsked) -> str:
+def format_question(asked: Approval) -> str:
     """Return a question as one escaped line: `[label] edit(src/lib.rs)`."""
     spans = make_question_spans(asked.label, asked.tool, asked.args)[1:]
     return safe.escape_line("".join(text for _, text in spans))

@@ -15,7 +15,7 @@ _HEADS = ("state", "turns", "tools", "tokens", "time", "cost")
 
 
 def format_summary(runs: Runs, *, color: bool = False, now: float | None = None) -> str:
-    """Return the tree with the state, turns, tools, tokens and time of each run, then the totals and the status bar.
+    """Return the tree with the state, turns, tools, tokens and time of each run, then the totals and the counts.
     `now` is wall-clock time, by default the time when a run last started or ended."""
     every = runs.runs.values()
     if now is None:
@@ -43,12 +43,7 @@ def format_summary(runs: Runs, *, color: bool = False, now: float | None = None)
         if run.ended is not None:
             state = colors.paint_header((("good" if run.state == "done" else "bad", state),), color=color)
         lines.append(f"{_paint_name(name, branch, run, color=color)}{space}  {state}  {numbers}".rstrip())
-    return "\n".join([*lines, "", format_status_bar(runs)])
-
-
-def format_status_bar(runs: Runs) -> str:
-    """Return the text of the status bar: `Agents: 1 primary, 2 running, 1 finished`."""
-    return runs.counts().describe()
+    return "\n".join([*lines, "", runs.counts().describe()])
 
 
 def _make_row(state: str, runs: Collection[RunView], seconds: float) -> tuple[str, ...]:
