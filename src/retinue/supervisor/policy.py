@@ -57,8 +57,8 @@ class RulePolicy:
       tools of the primary. Spawning does not ask: only profiles that the user made available can be spawned, and each
       of their calls is judged.
     - `strict`: like `ask`, and every tool of the primary asks.
-    - `sandboxed`: like `ask`. `inside` is the policy for a run in a sandboxed workspace of its own, where edit, write,
-      shell and programs do not ask.
+    - `sandboxed`: like `ask`. `in_sandbox` is the policy for a run in a sandboxed workspace of its own, where edits,
+      commands and programs do not ask.
     - `yes`: only a rule asks.
 
     `config` is the file with the rules. Editing it asks in every mode but `yes`, or an agent could give itself rules.
@@ -76,9 +76,9 @@ class RulePolicy:
     ) -> None:
         self.mode = mode
         self._unasked = unasked
-        self.inside = self
+        self.in_sandbox = self
         if mode == "sandboxed" and not unasked:
-            self.inside = RulePolicy(
+            self.in_sandbox = RulePolicy(
                 rules, mode=mode, project=project, config=config, git_programs=git_programs, unasked=SANDBOXED_TOOLS
             )
         self._project = os.path.realpath(project) if project else ""
@@ -113,8 +113,8 @@ class RulePolicy:
         rules = self._rules
         self._rules = Rules(rules.mode, (*rules.allow, rule), rules.ask, rules.deny)
         self._forget()
-        if self.inside is not self:
-            self.inside.learn(rule)
+        if self.in_sandbox is not self:
+            self.in_sandbox.learn(rule)
 
     def _judge(self, key: tuple[str, str, bool, bool], spec: ToolSpec, args: dict[str, Any], workspace: str) -> Verdict:
         tool, *_, primary = key
@@ -249,8 +249,8 @@ class Narrowed:
         self._own = own
 
     @cached_property
-    def inside(self) -> Policy:
-        return Narrowed(inside(self._parent), inside(self._own))
+    def in_sandbox(self) -> Policy:
+        return Narrowed(find_sandbox_policy(self._parent), find_sandbox_policy(self._own))
 
     @cached_property
     def hidden_paths(self) -> tuple[str, ...]:
@@ -270,9 +270,9 @@ class Narrowed:
 _WITH_RULES = RulePolicy | Narrowed
 
 
-def inside(policy: Policy) -> Policy:
+def find_sandbox_policy(policy: Policy) -> Policy:
     """Return the policy for calls in a sandboxed workspace of the run's own."""
-    return policy.inside if isinstance(policy, _WITH_RULES) else policy
+    return policy.in_sandbox if isinstance(policy, _WITH_RULES) else policy
 
 
 def find_hidden_paths(policy: Policy) -> tuple[str, ...]:
