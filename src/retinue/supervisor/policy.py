@@ -271,7 +271,7 @@ _WITH_RULES = RulePolicy | Narrowed
 
 
 def find_sandbox_policy(policy: Policy) -> Policy:
-    """Return the policy for calls in a sandboxed workspace of the run's own."""
+    """Return the policy for calls in the run's own sandboxed workspace."""
     return policy.in_sandbox if isinstance(policy, _WITH_RULES) else policy
 
 
