@@ -40,12 +40,11 @@ LIMIT_KEYS = {  # by field of Limits; declared here because the command line mus
     "turns": LimitKey("max_turns", "turns of each run (one turn is one model call)", DEFAULT_TURNS),
     "seconds": LimitKey("timeout", "seconds that the primary may take"),
     "depth": LimitKey("max_depth", "levels of subagents below the primary", DEFAULT_DEPTH),
-    "concurrent": LimitKey("max_concurrent", "subagents of a tree that may run at once", DEFAULT_CONCURRENT),
+    "concurrent": LimitKey("max_concurrent", "subagents that run at once in a tree", DEFAULT_CONCURRENT),
     "tokens": LimitKey("max_tokens", "tokens that a whole tree may spend"),
     "cost": LimitKey("max_cost", "US dollars that a whole tree may spend; needs models whose price is known"),
     "stall": LimitKey(
-        "stall",
-        "seconds without an event in a run and below it after which you are warned; after twice that time it ends",
+        "stall", "seconds without an event in a run and below it before you are warned; after twice that, the run ends"
     ),
 }
 

@@ -241,7 +241,7 @@ class RulePolicy:
         return ASK if asks else ALLOW
 
 
-class Narrowed:
+class NarrowedPolicy:
     """The stricter verdict of two policies: a child with its own rules still obeys all rules of its parent."""
 
     def __init__(self, parent: Policy, own: Policy) -> None:
@@ -250,7 +250,7 @@ class Narrowed:
 
     @cached_property
     def in_sandbox(self) -> Policy:
-        return Narrowed(find_sandbox_policy(self._parent), find_sandbox_policy(self._own))
+        return NarrowedPolicy(find_sandbox_policy(self._parent), find_sandbox_policy(self._own))
 
     @cached_property
     def hidden_paths(self) -> tuple[str, ...]:
@@ -267,7 +267,7 @@ class Narrowed:
         return find_write_denial(self._parent, path, workspace) or find_write_denial(self._own, path, workspace)
 
 
-_WITH_RULES = RulePolicy | Narrowed
+_WITH_RULES = RulePolicy | NarrowedPolicy
 
 
 def find_sandbox_policy(policy: Policy) -> Policy:
@@ -290,7 +290,7 @@ def narrow_policy(policy: Policy, rules: Rules | None, project: str) -> Policy:
     """Return the policy of a child whose profile has `rules`, below a run with `policy`."""
     if rules is None:
         return policy
-    return Narrowed(policy, RulePolicy(rules, mode=rules.mode or "yes", project=project))
+    return NarrowedPolicy(policy, RulePolicy(rules, mode=rules.mode or "yes", project=project))
 
 
 def subjects_of(tool: str, args: dict[str, Any], *, workspace: str, project: str) -> tuple[str, ...]:
