@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SHOWN = 3
 _HELP = (
     "none: play the recorded model calls, and fail on any other (the default); new: record those that are missing; "
-    "all: record all anew"
+    "all: record all again"
 )
 
 
@@ -62,7 +62,7 @@ class RetinueCassette:
         unused = cassette.list_unused() if passed and not cassette.mismatches else []
         if unused:
             names = "\n".join(f"  {call.run} ({call.agent}), turn {call.turn}" for call in unused)
-            problems.append(f"these recorded calls were not made:\n{names}\n{self._suggest('all', 'record anew')}")
+            problems.append(f"these recorded calls were not made:\n{names}\n{self._suggest('all', 'record again')}")
         return "\n\n".join(f"retinue_cassette: {problem}" for problem in problems)
 
     def _write_file(self) -> None:
@@ -87,7 +87,7 @@ class RetinueCassette:
         who = f"{asked.run} ({asked.agent}), turn {asked.turn}"
         if mismatch.kind == "differs":
             diff = "\n".join(mismatch.lines)
-            return f"{who}: the request is not the recorded one\n{diff}\n{self._suggest('all', 'record anew')}"
+            return f"{who}: the request is not the recorded one\n{diff}\n{self._suggest('all', 'record again')}"
         where = "" if self.path.exists() else f"\nthere is no file {self.path}"
         return f"{who}: this call is not recorded{where}\n{self._suggest('new', 'record it')}"
 

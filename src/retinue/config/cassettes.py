@@ -20,7 +20,7 @@ from retinue.core.records import RecordedExchange, RecordedRequest
 from retinue.files.atomic import replace_file
 
 VERSION = 1
-HEAD = "# Model calls of a test, recorded by retinue_cassette. `pytest --retinue-record=all` records them anew.\n"
+HEAD = "# Model calls of a test, recorded by retinue_cassette. `pytest --retinue-record=all` records them again.\n"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -56,7 +56,7 @@ def read_cassette(path: Path) -> list[RecordedExchange]:
     except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:
         raise ConfigError(f"{path} is not a cassette: {' '.join(str(error).split())}") from None
     if file.version != VERSION:
-        raise ConfigError(f"{path} is of version {file.version}; this retinue reads {VERSION}: record it anew")
+        raise ConfigError(f"{path} is of version {file.version}; this retinue reads {VERSION}: record it again")
     newest: dict[tuple[int, str], RecordedExchange] = {}
     exchanges = []
     for entry in file.calls:

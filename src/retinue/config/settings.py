@@ -211,7 +211,7 @@ class LimitSettings:
         _COST, "the same in US dollars; needs models whose price is known", example="0.50"
     )
     stall: float | UnsetType | None = limit(
-        NUMBER, "seconds without an event in it and below it until it counts as stalled; null: no limit", example="120"
+        NUMBER, "seconds without an event in it and below it before it counts as stalled; null: no limit", example="120"
     )
 
     def to_limits(self) -> Limits:

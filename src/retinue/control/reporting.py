@@ -34,7 +34,7 @@ from retinue.http.client import ClientConnection, IncompleteResponse, NoResponse
 from retinue.log.forwarding_log import ForwardingLog
 from retinue.protocol import inherited_limits
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Sender, encode_ending
-from retinue.remote.collector import Downward, LoopbackCollector, RunAdopter, generate_run_id
+from retinue.remote.collector import LoopbackCollector, RemainingLimits, RunAdopter, generate_run_id
 
 AGAIN_SECONDS = 5.0
 FAILED = "cannot report to the collector: {why}"
@@ -50,11 +50,11 @@ WHAT = f"{ADDRESS}: the address to report to"
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _PostedRun:
     """One reported run: the sender of its events, its latest post, and the reason why it had to fail."""
 
     sender: Sender
-    parent: _Line | None
+    parent: _PostedRun | None
     last: asyncio.Task[None] | None = None
     failure: str = ""
 
@@ -66,7 +66,7 @@ class Publisher:
         self._poster = Poster(address, ROUTE)
         self.strict = strict
         self.runs: ReportedRuns | None = None
-        self._lines: dict[str, dict[int, _Line]] = {}
+        self._posted: dict[str, dict[int, _PostedRun]] = {}
         self._has_warned = False
         self._away_until = 0.0
         self._sending = TaskOwner()
@@ -76,47 +76,47 @@ class Publisher:
     def find_ids(self, tree: str, run: int) -> tuple[str, str]:
         """Return the reported ids of a run and of its root run. For an unreported run, return the ids of its
         caller."""
-        line = self._lines.get(tree, {}).get(run)
-        if line is None:
+        reported = self._posted.get(tree, {}).get(run)
+        if reported is None:
             caller = self._find_caller() or NOBODY
             return caller.parent_id, caller.root_id
-        return line.sender.run_id, line.sender.root_id
+        return reported.sender.run_id, reported.sender.root_id
 
     def take(self, event: Event, written: Awaitable[None] | None) -> Awaitable[None] | None:
         body = event.body
         if type(body) not in POSTED or not isinstance(body, Body):
             return written
-        lines = self._lines.get(event.tree)
+        runs = self._posted.get(event.tree)
         if isinstance(body, RunSpawned):
-            if lines is None:
-                lines = self._lines[event.tree] = {}
-            line = self._open_line(event, body, lines)
+            if runs is None:
+                runs = self._posted[event.tree] = {}
+            run = self._open_run(event, body, runs)
         else:
-            line = None if lines is None else lines.get(event.run)
+            run = None if runs is None else runs.get(event.run)
         if isinstance(body, RunEnded) and event.run == 0:
-            self._lines.pop(event.tree, None)
-        if line is None:
+            self._posted.pop(event.tree, None)
+        if run is None:
             return written
         if isinstance(body, UsageReported):
-            line.sender.add_usage(body.usage, body.cost)
+            run.sender.add_usage(body.usage, body.cost)
             return written
-        data = line.sender.encode_event(body, event.at)
+        data = run.sender.encode_event(body, event.at)
         if data is None:
             return written
-        before = [line.last]
-        if isinstance(body, RunEnded) and lines is not None:
-            before += [other.last for other in lines.values() if other.parent is line]
-        line.last = self._sending.start(self._send(line, event, data, before))
+        before = [run.last]
+        if isinstance(body, RunEnded) and runs is not None:
+            before += [other.last for other in runs.values() if other.parent is run]
+        run.last = self._sending.start(self._send(run, event, data, before))
         if not self.strict or isinstance(body, Thinking | ToolResult):
             return written
-        return _Reported(written, line.last, line if not isinstance(body, RunEnded) else None)
+        return _Report(written, run.last, run if not isinstance(body, RunEnded) else None)
 
     async def settle(self, ref: RunRef) -> None:
-        line = self._lines.get(ref.tree, {}).get(ref.run)
-        if self.strict and line is not None and line.last is not None:
-            await asyncio.shield(line.last)
-            if line.failure:
-                raise PostFailed(line.failure)
+        run = self._posted.get(ref.tree, {}).get(ref.run)
+        if self.strict and run is not None and run.last is not None:
+            await asyncio.shield(run.last)
+            if run.failure:
+                raise PostFailed(run.failure)
 
     def end(self, run_id: str, status: Status, text: str) -> None:
         """Report the end of a run of another process. That process reports to the same collector, but may be gone."""
@@ -131,44 +131,42 @@ class Publisher:
     def _find_caller(self) -> Caller | None:
         return None if self.runs is None else self.runs.find_served_caller()
 
-    def _open_line(self, event: Event, body: RunSpawned, lines: dict[int, _Line]) -> _Line | None:
-        """Return the line of a new run. Return None if another process reports the run, if the run is a primary that
+    def _open_run(self, event: Event, body: RunSpawned, runs: dict[int, _PostedRun]) -> _PostedRun | None:
+        """Begin to report a new run. Return None if another process reports the run, if the run is a primary that
         represents the caller, or if no call asked for the run."""
         caller = self._find_caller()
         if body.server:
             return None
-        name, above = (
-            inherited_limits.make_run_id(event.tree, event.run),
-            None if body.parent is None else lines.get(body.parent),
-        )
+        name = inherited_limits.make_run_id(event.tree, event.run)
+        above = None if body.parent is None else runs.get(body.parent)
         if above is not None:
             sender = Sender(event.agent, name, parent_id=above.sender.run_id, root_id=above.sender.root_id)
         elif caller is None or (body.parent is None and not (caller.run_id or body.origin)):
             return None
         else:
             sender = Sender(event.agent, caller.run_id or name, parent_id=caller.parent_id, root_id=caller.root_id)
-        line = lines[event.run] = _Line(sender, above)
-        return line
+        run = runs[event.run] = _PostedRun(sender, above)
+        return run
 
-    async def _send(self, line: _Line, event: Event, data: bytes, before: list[asyncio.Task[None] | None]) -> None:
+    async def _send(self, run: _PostedRun, event: Event, data: bytes, before: list[asyncio.Task[None] | None]) -> None:
         """Post one event after the posts in `before`. Runs in a separate task, so that cancelling the run does not
         lose the event. Never raises."""
         for earlier in before:
             if earlier is not None:
                 await earlier
         ends = isinstance(event.body, RunEnded)
-        if (line.failure and not ends) or asyncio.get_running_loop().time() < self._away_until:
+        if (run.failure and not ends) or asyncio.get_running_loop().time() < self._away_until:
             return
         try:
             await self._poster.post(data)
         except RunNoLongerWanted as refused:
-            self._stop_run(line, event, "cancelled", FAILED.format(why=refused))
+            self._stop_run(run, event, "cancelled", FAILED.format(why=refused))
         except PostFailed as failed:
-            self._handle_failure(line, event, str(failed))
+            self._handle_failure(run, event, str(failed))
         except Exception as error:  # noqa: BLE001 - any error means that the event did not arrive
-            self._handle_failure(line, event, f"{type(error).__name__}: {error}")
+            self._handle_failure(run, event, f"{type(error).__name__}: {error}")
 
-    def _handle_failure(self, line: _Line, event: Event, why: str) -> None:
+    def _handle_failure(self, run: _PostedRun, event: Event, why: str) -> None:
         if not self.strict:
             self._away_until = asyncio.get_running_loop().time() + AGAIN_SECONDS
             if not self._has_warned:
@@ -177,12 +175,12 @@ class Publisher:
                 if self.runs is None or not self.runs.warn_run(event.tree, event.run, text, code="unreported"):
                     _LOG.warning("%s", text)
         elif isinstance(event.body, RunEnded):
-            _LOG.warning(UNTOLD, line.sender.run_id, why)
+            _LOG.warning(UNTOLD, run.sender.run_id, why)
         else:
-            self._stop_run(line, event, "failed", FAILED.format(why=why))
+            self._stop_run(run, event, "failed", FAILED.format(why=why))
 
-    def _stop_run(self, line: _Line, event: Event, status: Status, why: str) -> None:
-        line.failure = why
+    def _stop_run(self, run: _PostedRun, event: Event, status: Status, why: str) -> None:
+        run.failure = why
         if self.runs is not None:
             self.runs.stop_run(event.tree, event.run, status, failure=why if status == "failed" else "")
 
@@ -193,20 +191,20 @@ class Publisher:
 
 
 @dataclass(slots=True, eq=False)
-class _Reported:
-    """An awaitable that completes when an event is written and reported. Awaiting it is optional. `line` is set if the
+class _Report:
+    """An awaitable that completes when an event is written and reported. Awaiting it is optional. `run` is set if the
     run must fail when the report fails."""
 
     written: Awaitable[None] | None
     sent: asyncio.Task[None]
-    line: _Line | None
+    run: _PostedRun | None
 
     def __await__(self) -> Generator[Any, None, None]:
         if self.written is not None:
             yield from self.written.__await__()
         yield from asyncio.shield(self.sent).__await__()
-        if self.line is not None and self.line.failure:
-            raise PostFailed(self.line.failure)
+        if self.run is not None and self.run.failure:
+            raise PostFailed(self.run.failure)
 
 
 class HookedLog(ForwardingLog):
@@ -334,20 +332,20 @@ class Relay:
 
     `publisher` knows the ids under which this process reports its runs; None if the runs are not reported."""
 
-    def __init__(self, down: Downward, address: str | None, publisher: Publisher | None) -> None:
-        self._down = down
+    def __init__(self, remaining: RemainingLimits, address: str | None, publisher: Publisher | None) -> None:
+        self._remaining = remaining
         self._addresses = {ADDRESS: address, CPE_ADDRESS: address} if address else {}
         self._publisher = publisher
 
     def environment(self, server: str) -> Mapping[str, str]:
-        return {**self._down.variables(), **self._addresses}
+        return {**self._remaining.variables(), **self._addresses}
 
     def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
         return generate_run_id(name, caller=self._find_ids(ref)[0])
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
         parent_id, root_id = self._find_ids(ref)
-        return inherited_limits.to_meta(self._down.find_remaining(ref, parent_id=parent_id, root_id=root_id))
+        return inherited_limits.to_meta(self._remaining.find_remaining(ref, parent_id=parent_id, root_id=root_id))
 
     def _find_ids(self, ref: RunRef) -> tuple[str, str]:
         return ("", "") if self._publisher is None else self._publisher.find_ids(ref.tree, ref.run)
@@ -375,20 +373,20 @@ class Reporting:
     opens no collector."""
 
     def __init__(self, address: str | None, *, serves: bool, strict: bool, limits: Limits, caller: Caller) -> None:
-        self._down = Downward(limits, caller)
+        self._remaining = RemainingLimits(limits, caller)
         self.publisher = Publisher(address, strict=strict) if address else None
         self.collector: LoopbackCollector | Relay
         if address or serves:
-            self.collector = Relay(self._down, address, self.publisher)
+            self.collector = Relay(self._remaining, address, self.publisher)
         else:
-            self.collector = LoopbackCollector(self._down)
+            self.collector = LoopbackCollector(self._remaining)
 
     def hook_log(self, log: Log) -> Log:
         """Return the log, wrapped to report its events if there is a collector to report to."""
         return log if self.publisher is None else HookedLog(log, self.publisher)
 
     def attach(self, adopter: RunAdopter, reported: ReportedRuns) -> None:
-        self._down.attach(adopter)
+        self._remaining.attach(adopter)
         if self.publisher is not None:
             self.publisher.runs = reported
 

@@ -37,14 +37,14 @@ class LimitKey(NamedTuple):
 
 
 LIMIT_KEYS = {  # by field of Limits; declared here because the command line must not load all settings for its help
-    "turns": LimitKey("max_turns", "turns of each run, which are calls of its model", DEFAULT_TURNS),
+    "turns": LimitKey("max_turns", "turns of each run (one turn is one model call)", DEFAULT_TURNS),
     "seconds": LimitKey("timeout", "seconds that the primary may take"),
     "depth": LimitKey("max_depth", "levels of subagents below the primary", DEFAULT_DEPTH),
-    "concurrent": LimitKey("max_concurrent", "subagents of a tree at once", DEFAULT_CONCURRENT),
+    "concurrent": LimitKey("max_concurrent", "subagents that run at once in a tree", DEFAULT_CONCURRENT),
     "tokens": LimitKey("max_tokens", "tokens that a whole tree may spend"),
     "cost": LimitKey("max_cost", "US dollars that a whole tree may spend; needs models whose price is known"),
     "stall": LimitKey(
-        "stall", "seconds without an event in a run and below it until you are warned; the run ends after twice that"
+        "stall", "seconds without an event in a run and below it before you are warned; after twice that, the run ends"
     ),
 }
 

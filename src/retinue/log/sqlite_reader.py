@@ -1,6 +1,6 @@
 """Reading and removing trees in a folder of SQLite log files, even while their writers are active.
 
-Each call opens the files it needs anew, in a thread, so it sees the newest state. A file that cannot be read does not
+Each call opens the files it needs again, in a thread, so it sees the newest state. A file that cannot be read does not
 hide the others. The lock next to a file tells whether the process that wrote a tree is alive.
 """
 

@@ -209,9 +209,9 @@ class LoopbackCollector(Listener):
     """The Collector at an address of this machine. The socket opens before the first server starts, and `close` closes
     it. `build` creates the collector in the supervisor's event loop."""
 
-    def __init__(self, down: Downward) -> None:
+    def __init__(self, remaining: RemainingLimits) -> None:
         super().__init__("the collector", max_connections=MOST_CONNECTIONS, idle_seconds=IDLE_SECONDS)
-        self._down = down
+        self._remaining = remaining
         self._port = 0
         self._paths: dict[str, _Server] = {}
         self._servers: dict[str, _Server] = {}
@@ -232,7 +232,7 @@ class LoopbackCollector(Listener):
         self._secrets.append(started.secret)
         hide_secret(started.secret)
         address = f"http://{HOST}:{self._port}/{started.secret}"
-        return {**self._down.variables(), ADDRESS: address, CPE_ADDRESS: address}
+        return {**self._remaining.variables(), ADDRESS: address, CPE_ADDRESS: address}
 
     def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
         self._sweep()
@@ -252,7 +252,7 @@ class LoopbackCollector(Listener):
             anchor = self._anchors[place] = f"{ref.tree}-{ref.run}-{secrets.token_hex(8)}"
             self._anchored[anchor] = place
             self._tagged[make_caller_tag(anchor)] = anchor
-        return inherited_limits.to_meta(self._down.find_remaining(ref, parent_id=anchor))
+        return inherited_limits.to_meta(self._remaining.find_remaining(ref, parent_id=anchor))
 
     def end_call(self, run_id: str, outcome: Outcome | None) -> None:
         run = self._runs.get(run_id)
@@ -296,7 +296,7 @@ class LoopbackCollector(Listener):
         """Forget ended trees, once there are many entries."""
         if len(self._runs) + len(self._anchors) < SWEPT:
             return
-        is_live = self._down.runs.is_live
+        is_live = self._remaining.runs.is_live
         for name in [name for name, run in self._runs.items() if not is_live(run.tree)]:
             del self._runs[name]
         self._adoptions = {place: each for place, each in self._adoptions.items() if is_live(place[1])}
@@ -382,13 +382,13 @@ class LoopbackCollector(Listener):
 
     def _get_adoption(self, run: _ReportedRun) -> ServerAdoption | None:
         """Return the adoption of the server's runs in the run's tree, or None if the tree has ended."""
-        if not self._down.runs.is_live(run.tree):
+        if not self._remaining.runs.is_live(run.tree):
             return None
         name, place = run.server.name, (run.server.secret, run.tree)
         adoption = self._adoptions.get(place)
         if adoption is None or adoption.is_over:
             peer = Peer(runtime=RUNTIME, who=f"server '{name}'", where=f"in the MCP server '{name}'", server=name)
-            adoption = self._down.runs.adopt_runs(run.tree, peer, _ServerRuns(self._runs), bounds=BOUNDS)
+            adoption = self._remaining.runs.adopt_runs(run.tree, peer, _ServerRuns(self._runs), bounds=BOUNDS)
             if adoption is None:
                 return None
             self._adoptions[place] = adoption
@@ -411,7 +411,7 @@ def _read_ending(status: str | None, payload: str) -> RunEnded:
     return RunEnded(status, text, 0, payload or None)
 
 
-class Downward:
+class RemainingLimits:
     """The limits that travel down from the runs of this process. `caller` holds the limits that the process got.
     `attach` sets `runs`."""
 

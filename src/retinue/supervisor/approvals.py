@@ -38,7 +38,7 @@ from retinue.core.ports import AttachedApprover, Clock, Preview, RuleBook, Timer
 from retinue.core.rules import ALLOW, ASK, FILES, WRITERS, Verdict, derive_rules, is_a, join_seal
 from retinue.core.secrets import clean_text, clean_value
 from retinue.log.blocks import format_json
-from retinue.supervisor.policy import SANDBOXED_TOOLS, inside, subjects_of
+from retinue.supervisor.policy import SANDBOXED_TOOLS, find_sandbox_policy, subjects_of
 from retinue.supervisor.run import Run
 from retinue.supervisor.tree import Tree
 
@@ -496,7 +496,7 @@ def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
     """Return the verdict of the run's policy on a call."""
     policy = run.policy
     if spec.name in SANDBOXED_TOOLS and not spec.host and spec.name not in run.plan.host and _is_sandboxed(run):
-        policy = inside(policy)
+        policy = find_sandbox_policy(policy)
     verdict = policy.judge(spec, call.args, primary=run.parent is None, workspace=run.folders.path)
     if run.plan.handed_files and verdict == ASK and _writes_handed_file(run, spec, call):
         return ALLOW

@@ -57,8 +57,8 @@ class RulePolicy:
       tools of the primary. Spawning does not ask: only profiles that the user made available can be spawned, and each
       of their calls is judged.
     - `strict`: like `ask`, and every tool of the primary asks.
-    - `sandboxed`: like `ask`. `inside` is the policy for a run in a sandboxed workspace of its own, where edit, write,
-      shell and programs do not ask.
+    - `sandboxed`: like `ask`. `in_sandbox` is the policy for a run in a sandboxed workspace of its own, where edits,
+      commands and programs do not ask.
     - `yes`: only a rule asks.
 
     `config` is the file with the rules. Editing it asks in every mode but `yes`, or an agent could give itself rules.
@@ -76,9 +76,9 @@ class RulePolicy:
     ) -> None:
         self.mode = mode
         self._unasked = unasked
-        self.inside = self
+        self.in_sandbox = self
         if mode == "sandboxed" and not unasked:
-            self.inside = RulePolicy(
+            self.in_sandbox = RulePolicy(
                 rules, mode=mode, project=project, config=config, git_programs=git_programs, unasked=SANDBOXED_TOOLS
             )
         self._project = os.path.realpath(project) if project else ""
@@ -113,8 +113,8 @@ class RulePolicy:
         rules = self._rules
         self._rules = Rules(rules.mode, (*rules.allow, rule), rules.ask, rules.deny)
         self._forget()
-        if self.inside is not self:
-            self.inside.learn(rule)
+        if self.in_sandbox is not self:
+            self.in_sandbox.learn(rule)
 
     def _judge(self, key: tuple[str, str, bool, bool], spec: ToolSpec, args: dict[str, Any], workspace: str) -> Verdict:
         tool, *_, primary = key
@@ -241,7 +241,7 @@ class RulePolicy:
         return ASK if asks else ALLOW
 
 
-class Narrowed:
+class NarrowedPolicy:
     """The stricter verdict of two policies: a child with its own rules still obeys all rules of its parent."""
 
     def __init__(self, parent: Policy, own: Policy) -> None:
@@ -249,8 +249,8 @@ class Narrowed:
         self._own = own
 
     @cached_property
-    def inside(self) -> Policy:
-        return Narrowed(inside(self._parent), inside(self._own))
+    def in_sandbox(self) -> Policy:
+        return NarrowedPolicy(find_sandbox_policy(self._parent), find_sandbox_policy(self._own))
 
     @cached_property
     def hidden_paths(self) -> tuple[str, ...]:
@@ -267,12 +267,12 @@ class Narrowed:
         return find_write_denial(self._parent, path, workspace) or find_write_denial(self._own, path, workspace)
 
 
-_WITH_RULES = (RulePolicy, Narrowed)  # a union would be looked through at each check
+_WITH_RULES = (RulePolicy, NarrowedPolicy)  # a union would be looked through at each check
 
 
-def inside(policy: Policy) -> Policy:
-    """Return the policy for calls in a sandboxed workspace of the run's own."""
-    return policy.inside if isinstance(policy, _WITH_RULES) else policy
+def find_sandbox_policy(policy: Policy) -> Policy:
+    """Return the policy for calls in the run's own sandboxed workspace."""
+    return policy.in_sandbox if isinstance(policy, _WITH_RULES) else policy
 
 
 def find_hidden_paths(policy: Policy) -> tuple[str, ...]:
@@ -290,7 +290,7 @@ def narrow_policy(policy: Policy, rules: Rules | None, project: str) -> Policy:
     """Return the policy of a child whose profile has `rules`, below a run with `policy`."""
     if rules is None:
         return policy
-    return Narrowed(policy, RulePolicy(rules, mode=rules.mode or "yes", project=project))
+    return NarrowedPolicy(policy, RulePolicy(rules, mode=rules.mode or "yes", project=project))
 
 
 def subjects_of(tool: str, args: dict[str, Any], *, workspace: str, project: str) -> tuple[str, ...]:

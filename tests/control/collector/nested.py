@@ -23,7 +23,7 @@ from retinue.core.ports import Outcome
 from retinue.core.profiles import Profile, Task
 from retinue.protocol import inherited_limits
 from retinue.protocol.reports import ADDRESS
-from retinue.remote.collector import Downward
+from retinue.remote.collector import RemainingLimits
 from retinue.supervisor.caller_limits import serve_caller
 from retinue.testing import scripted
 
@@ -32,7 +32,7 @@ async def main(run_id: str, meta: str) -> str:
     caller = narrow_caller(
         inherited_limits.read_process_limits(os.environ), inherited_limits.from_meta(json.loads(meta))
     )
-    down = Downward(Limits(), inherited_limits.read_process_limits(os.environ))
+    down = RemainingLimits(Limits(), inherited_limits.read_process_limits(os.environ))
 
     @retinue.tool(tier="observe")
     async def ask_server(ctx: retinue.Context) -> str:

@@ -7,7 +7,7 @@ from retinue.core.caller import NOBODY
 from retinue.core.events import RunEnded
 from retinue.core.limits import Limits
 from retinue.core.ports import Outcome
-from retinue.remote.collector import Downward
+from retinue.remote.collector import RemainingLimits
 from tests.control.collector.kit import open_collector, runs_of
 
 
@@ -39,7 +39,7 @@ async def test_a_server_behind_a_server_that_dies_has_its_runs_ended_at_the_root
         middle = server.call()
         await server.post(middle, "subagent_start")
         publisher = Publisher(server.address, strict=True)
-        relay = Relay(Downward(Limits(), NOBODY), server.address, publisher)
+        relay = Relay(RemainingLimits(Limits(), NOBODY), server.address, publisher)
         crashed, given_up, fine, silent = (relay.call("deep", h.main.ref, "review") for _ in range(4))
         for run_id in (crashed, given_up, fine):
             await server.post(run_id, "subagent_start", parentRunID=middle, seq=1)

@@ -34,7 +34,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
 from retinue.log.sqlite import SqliteLog
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
-from retinue.remote.collector import Downward, LoopbackCollector
+from retinue.remote.collector import LoopbackCollector, RemainingLimits
 from retinue.supervisor.caller_limits import serve_caller
 from retinue.testing import ManualClock, scripted
 from tests.control.collector.kit import CHILD, of, open_collector, runs_of
@@ -356,7 +356,7 @@ async def test_calls_of_a_reported_run_name_it_as_the_parent(tmp_path: Path, mon
         inner = make_supervisor(Parts(project=tmp_path / "inner", mode="yes"))
         publisher = inner.spawner._driver._hook
         assert isinstance(publisher, Publisher)
-        down = Downward(Limits(), NOBODY)
+        down = RemainingLimits(Limits(), NOBODY)
         down.attach(inner)
         try:
             with serve_caller(Caller(run_id=run_id, parent_id="up", root_id="top")):

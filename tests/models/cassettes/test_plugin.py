@@ -130,7 +130,7 @@ async def test_a_departing_call_fails_with_a_diff_that_names_run_and_turn(suite:
         out = await suite.fails(*mode)
         assert "retinue_cassette: /main (clerk), turn 1: the request is not the recorded one" in out
         assert "-  You answer briefly." in out and "+  You answer at length." in out
-        assert "record anew: pytest test_mine.py::test_price --retinue-record=all" in out
+        assert "record again: pytest test_mine.py::test_price --retinue-record=all" in out
     assert suite.cassette("test_price").read_text() == before
     suite.write(mine(model=SCRIPTED).replace("costs 5; token", "costs 6; token"))
     out = await suite.fails()

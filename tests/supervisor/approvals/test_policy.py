@@ -13,7 +13,7 @@ from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolResult, Warn
 from retinue.core.messages import ToolSpec
 from retinue.core.ports import Policy
 from retinue.core.rules import ALLOW, Mode, Rules, Verdict, parse_rule
-from retinue.supervisor.policy import RulePolicy, inside, narrow_policy
+from retinue.supervisor.policy import RulePolicy, find_sandbox_policy, narrow_policy
 from retinue.testing import allow_all, scripted
 from retinue.tools.subagents import SpawnProfile, SpawnSubagents
 from tests.supervisor.tree.kit import bodies, call, main, spawn
@@ -138,7 +138,7 @@ async def test_a_run_that_had_nobody_to_ask_names_the_tool() -> None:
 def test_sandboxed_does_not_ask_inside_a_sandbox_unless_a_rule_does() -> None:
     rules = Rules(ask=(parse_rule("shell(git push*)"),), deny=(parse_rule("edit(secret*)"),))
     policy = RulePolicy(rules, mode="sandboxed")
-    plain = inside(RulePolicy(Rules(), mode="sandboxed"))
+    plain = find_sandbox_policy(RulePolicy(Rules(), mode="sandboxed"))
 
     def verdicts(policy: Policy) -> list[str]:
         calls = [
@@ -150,14 +150,14 @@ def test_sandboxed_does_not_ask_inside_a_sandbox_unless_a_rule_does() -> None:
         return [policy.judge(spec, args, primary=True, workspace="/tmp").what for spec, args in specs]
 
     assert verdicts(policy) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
-    assert verdicts(inside(policy)) == ["allow", "ask", "allow", "allow", "deny", "ask", "ask", "ask"]
+    assert verdicts(find_sandbox_policy(policy)) == ["allow", "ask", "allow", "allow", "deny", "ask", "ask", "ask"]
     assert verdicts(plain) == ["allow", "allow", "allow", "allow", "allow", "ask", "ask", "allow"]
     stricter = narrow_policy(policy, Rules(mode="ask"), "")
-    assert verdicts(inside(stricter)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
+    assert verdicts(find_sandbox_policy(stricter)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
     laxer = narrow_policy(RulePolicy(rules, mode="ask"), Rules(mode="sandboxed"), "")
-    assert verdicts(inside(laxer)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
+    assert verdicts(find_sandbox_policy(laxer)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
     policy.learn(parse_rule("apply_subagent"))
-    assert verdicts(inside(policy))[5] == "allow"
+    assert verdicts(find_sandbox_policy(policy))[5] == "allow"
 
 
 async def test_an_unknown_mode_is_refused() -> None:

@@ -60,9 +60,9 @@ FIRST_TRIES = 3
 MOST_VAIN = 50  # consecutive short streams that end without a report
 MARGIN_SECONDS = 10.0
 UPDATE_RATE, UPDATE_BURST = 2000.0, 10_000  # per task: updates per second, and burst; a flood is held back at the agent
-FORGOTTEN = "the agent does not know the task any more: it may have been started anew; it is not called again"
+FORGOTTEN = "the agent no longer knows the task: it may have been restarted; it is not called again"
 UNKNOWN_START = "the connection was lost before the agent confirmed the task; it may run there, and is not called again"
-ASKED_ANEW = "the run was resumed at the agent, which asks anew"
+ASKED_AGAIN = "the run was resumed at the agent, which asks again"
 NO_ENTRY = "the agent does not let us in (HTTP status {status}): {auth}"
 NO_AUTH = "no credentials are configured; give it 'auth' in retinue.yaml, or --bearer-env or --api-key-env"
 WRONG_AUTH = "check the credentials that {variables} has"
@@ -328,7 +328,7 @@ class A2aRun:
         for asked in void:
             del self._asked[asked.approval_id]
         return [
-            Report(run, ApprovalDecided(asked.approval_id, asked.call_id, allowed=False, reason=ASKED_ANEW))
+            Report(run, ApprovalDecided(asked.approval_id, asked.call_id, allowed=False, reason=ASKED_AGAIN))
             for asked in void
         ]
 

@@ -104,7 +104,7 @@ def add_options(
         "--model",
         metavar="MODEL",
         help="anthropic:NAME, openai:NAME, another PROVIDER:NAME or scripted:FILE; the default is `model:` in "
-        "retinue.yaml, else RETINUE_MODEL, else that of the only provider whose key is set",
+        "retinue.yaml, else RETINUE_MODEL, else the default of the only provider whose key is set",
     )
     parser.add_argument(
         "--no-control", action="store_true", help="do not let other terminals answer questions, send messages or cancel"

@@ -60,7 +60,7 @@ def execute_show(args: argparse.Namespace) -> int:
 
     examples:
       retinue show                      the primary of the newest tree
-      retinue show @2                   that of the tree before it
+      retinue show @2                   the primary of the tree before it
       retinue show 7jw4p2xk9mtb/3       run 3 of a tree (`retinue ps` lists them)
       retinue show /main/explorer-1     by path
       retinue show "look at src"        by label
