@@ -431,6 +431,13 @@ def test_only_the_lazy_package_and_the_command_table_import_our_modules_by_strin
     assert found == {"__init__.py", "surfaces/cli/main.py", "tools/code_program.py"}
 
 
+def test_tests_are_laid_out_like_the_packages() -> None:
+    packages = {path.parent.name for path in (REPO / "src/retinue").glob("*/__init__.py")}
+    folders = {path.name for path in (REPO / "tests").iterdir() if list(path.glob("**/test_*.py"))}
+    assert folders - packages == {"crash", "docs", "golden", "packaging", "soak", "subagent"}  # subagent is a module
+    assert packages <= folders
+
+
 def test_fragments_wait_only_for_a_version_without_a_section() -> None:
     """Otherwise `towncrier build` writes a second section of the same version."""
     towncrier = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["towncrier"]
