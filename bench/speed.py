@@ -88,6 +88,11 @@ def rows_in(folder: str) -> Iterator[Row]:
             yield Row(f"in memory, {what}{guards}", micros(seconds, COUNT), ratio, 10)
     reference = references["1,000 at once"]
     for guards, guarded in (("", False), (", rules and budget on", True)):
+        # Without a limit: bare tasks at once save the wake-ups that runs one by one need.
+        work = partial(ours, None, count=COUNT, delay=0, at_once=False, guarded=guarded)
+        seconds, ratio = compare(partial(time_run, work), reference, rounds=ROUNDS)
+        yield Row(f"in memory, one by one{guards}, of bare tasks at once", micros(seconds, COUNT), ratio)
+    for guards, guarded in (("", False), (", rules and budget on", True)):
         lasting = partial(time_results, folder, guarded=guarded)
         seconds, ratio = compare(lasting, reference, rounds=ROUNDS)
         yield Row(f"durable log, 1,000 at once{guards}", micros(seconds, COUNT), ratio, 14)

@@ -27,8 +27,15 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
+# A proxy of the user is not for the servers of tests, which are on this machine.
+for name in ("NO_PROXY", "no_proxy"):
+    os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost,::1")))
+
+
 def pytest_configure() -> None:
-    """Restore the default signals: `nohup` and background shells ignore some, and child processes inherit that."""
+    """Restore the default signals: `nohup` and background shells ignore some, and child processes inherit that. The
+    umask too: where root's sandboxes have a user of their own, it may read what the tests make."""
+    os.umask(0o022)
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -61,26 +61,34 @@ def test_a_shared_temporary_folder_gets_only_names_of_this_user() -> None:
 # `retinue run --detach` leaves its terminal. The list of places says how many, and a new one goes through the home.
 MECHANISMS = {
     "files/": (
-        r"O_NOFOLLOW|O_EXCL|os\.replace\(|os\.link\(|\.rename\(|mkstemp|mkdtemp|fsync\(|rmtree\b|copytree\(|chmod\(|0o700"
+        r"O_NOFOLLOW|O_EXCL|os\.replace\(|os\.link\(|\.renames?\(|mkstemp|mkdtemp|fsync\(|rmtree\b|copytree\(|chmod\(|0o700"
+        r"|TemporaryDirectory|TemporaryFile|shutil\.move\("
     ),
     "processes/": (
-        r"os\.kill\(|killpg|\.terminate\(|start_new_session|setsid\(|Popen\(|create_subprocess|subprocess\.run\("
-        r"|(?:process|victim)\.kill\b"
+        r"os\.kill\(|killpg|\.terminate\(|start_new_session|setsid\(|Popen\(|create_subprocess|(?:process|victim)\.kill\b"
+        r"|subprocess\.(?:run|call|check_\w+|get\w+)\(|os\.(?:system|popen|fork\w*|posix_spawn\w*|spawn\w+)\(|send_signal\("
     ),
-    "concurrency.py": r"\bcreate_task\(|ensure_future\(|TaskOwner\(\)\.start",
-    "http/": r"\b(?:import|from) h11\b",
+    "concurrency.py": r"\bcreate_task\(|ensure_future\(|asyncio\.Task\(|TaskOwner\(\)\.start",
+    "http/": r"\b(?:import|from) (?:h11|http\.client|http\.server|urllib\.request)\b",
     "config/yaml.py": r"\b(?:import|from) yaml\b",
 }
 KEYWORD_RULE = "records are built by keyword"
 OWNER_RULE = "state is written by its module"
+SLEEP_RULE = "tests own their time"
 BUILD_RULE = "build passes on no class from below"
 PORT_RULE = "a port has two implementations"
+CONTAINERS = {"list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"}
+CHANGES = {
+    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
+    "reverse", "setdefault", "sort", "update",
+}  # fmt: skip
 # Surfaces may import the other packages themselves.
 BELOW_BUILD = ("agent", "control", "models", "remote", "sandbox", "supervisor", "telemetry", "tools", "workspaces")
 ADVICE = {
     **{home: f"use retinue/{home} instead" for home in MECHANISMS},
     KEYWORD_RULE: f"name the arguments: a record takes at most {MOST_POSITIONAL} by position",
     OWNER_RULE: "call a method of the object: only the module that defines an object writes its fields",
+    SLEEP_RULE: "wait for what happens: tests/gates.py",
     BUILD_RULE: "give surfaces a Control, a value or a role of core, or a function",
     PORT_RULE: f"use the class, or split the Protocol into roles with at most {MOST_ROLE_MEMBERS} members",
 }
@@ -89,8 +97,15 @@ ADVICE = {
 @cache
 def load_source() -> dict[str, str]:
     """Read the source files of the package, by their path below it."""
-    package = REPO / "src" / "retinue"
-    return {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in python_files("src")}
+    return read_folder("src/retinue")
+
+
+def read_folder(folder: str) -> dict[str, str]:
+    return {path.relative_to(REPO / folder).as_posix(): path.read_text("utf-8") for path in python_files(folder)}
+
+
+def parse_files(texts: dict[str, str]) -> dict[str, ast.Module]:
+    return {name: ast.parse(text) for name, text in texts.items()}
 
 
 def get_classes(tree: ast.Module) -> list[ast.ClassDef]:
@@ -109,6 +124,17 @@ def find_second_mechanisms(home: str) -> Iterator[str]:
     for name, text in load_source().items():
         if not name.startswith(home):
             yield from [name] * len(re.findall(MECHANISMS[home], text))
+
+
+def find_sleeps(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """Yield the file of each wait for a time. A sleep of 0 only lets others run; a long wait only ends what hangs."""
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and node.args and name != "gates.py":
+                called, seconds = get_last_name(node.func), getattr(node.args[0], "value", None)
+                is_short = isinstance(seconds, float) and seconds < 1
+                if (called == "sleep" and seconds != 0) or (called == "wait" and is_short):
+                    yield name
 
 
 def list_record_classes(trees: dict[str, ast.Module]) -> set[str]:
@@ -156,8 +182,34 @@ def list_fields(tree: ast.Module) -> set[str]:
     return annotated | {node.attr for node in written if belongs_to_self(node)}
 
 
+def list_changed_containers(tree: ast.Module) -> list[ast.Attribute]:
+    """List the attributes whose items a module assigns or deletes, or that it changes by a method such as `append`."""
+    owners: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            owners.append(node.value)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+            owners.append(node.func.value)
+    return [owner for owner in owners if isinstance(owner, ast.Attribute)]
+
+
+def list_containers(tree: ast.Module) -> set[str]:
+    """List the fields that the classes of a module declare as containers, or set to one."""
+    found = set[str]()
+    for owner in get_classes(tree):
+        for node in ast.walk(owner):
+            match node:
+                case ast.AnnAssign(target=target, annotation=kind) if get_last_name(kind) in CONTAINERS:
+                    if node in owner.body or isinstance(target, ast.Attribute):
+                        found.add(get_last_name(target))
+                case ast.Assign(targets=[ast.Attribute() as target], value=ast.List() | ast.Dict() | ast.Set()):
+                    found.add(target.attr)
+    return found
+
+
 def find_foreign_writes(trees: dict[str, ast.Module]) -> Iterator[str]:
-    """Yield `file:field` for each write to a field that only classes of other modules declare.
+    """Yield `file:field` for each write to a field that only classes of other modules declare, and for each change of
+    a container in one.
 
     The check goes by the name of the field, so a module that declares a field of the same name hides a write.
     """
@@ -166,6 +218,11 @@ def find_foreign_writes(trees: dict[str, ast.Module]) -> Iterator[str]:
     for name, tree in trees.items():
         for node in list_written_attributes(tree):
             if not belongs_to_self(node) and node.attr in known - fields[name]:
+                yield f"{name}:{node.attr}"
+    containers = set[str]().union(*map(list_containers, trees.values()))
+    for name, tree in trees.items():
+        for node in list_changed_containers(tree):
+            if not belongs_to_self(node) and node.attr in containers - fields[name]:
                 yield f"{name}:{node.attr}"
 
 
@@ -245,7 +302,7 @@ def find_ports_without_second_implementation(trees: dict[str, ast.Module]) -> It
 def count_exceptions() -> dict[str, Counter[str]]:
     """Count the places that break each rule now."""
     mechanisms = {home: Counter(find_second_mechanisms(home)) for home in MECHANISMS}
-    trees = {name: ast.parse(text) for name, text in load_source().items()}
+    trees = parse_files(load_source())
     records, writes = find_positional_records(trees), find_foreign_writes(trees)
     passed, ports = find_passed_classes(trees), find_ports_without_second_implementation(trees)
     return {
@@ -254,6 +311,7 @@ def count_exceptions() -> dict[str, Counter[str]]:
         OWNER_RULE: Counter(writes),
         BUILD_RULE: Counter(passed),
         PORT_RULE: Counter(ports),
+        SLEEP_RULE: Counter(find_sleeps(parse_files(read_folder("tests")))),
     }
 
 
@@ -296,6 +354,28 @@ def test_a_write_to_the_state_of_another_module_is_found() -> None:
     assert sorted(find_foreign_writes(trees)) == found
 
 
+def test_a_change_of_a_container_of_another_module_is_found() -> None:
+    trees = {
+        "tree.py": ast.parse(
+            "class Tree:\n    runs: dict[int, Run]\n    def __init__(self):\n        self.inbox = []\n"
+            "        local: list[str] = []\n        self.runs[0] = self.inbox.pop()"
+        ),
+        "viewer.py": ast.parse(
+            "class Viewer:\n    def watch(self, tree):\n        tree.runs[1] = tree.inbox[0]\n"
+            "        tree.inbox.append(1)\n        del self.tree.runs[1]\n        tree.local.append(2)\n"
+            "        runs = tree.runs.get(1)\n        runs.append(3)"
+        ),
+    }
+    assert sorted(find_foreign_writes(trees)) == ["viewer.py:inbox", "viewer.py:runs", "viewer.py:runs"]
+
+
+def test_a_wait_for_a_time_is_found() -> None:
+    waits = ["asyncio.sleep(0.1)", "sleep(seconds)", "clock.sleep(50)", "pause.wait(0.05)"]
+    others = ["asyncio.sleep(0)", "process.wait(150)", "event.wait()", "sleep_less(3)"]
+    trees = {text: ast.parse(text) for text in [*waits, *others]}
+    assert list(find_sleeps(trees)) == waits
+
+
 def test_a_class_from_below_that_build_passes_on_is_found() -> None:
     trees = {
         "build/parts.py": ast.parse(
@@ -330,6 +410,32 @@ def test_a_port_with_one_implementation_is_found_unless_it_is_a_small_role() -> 
     assert list(find_ports_without_second_implementation(trees)) == ["ports.py:Log"]
     trees["sqlite.py"] = ast.parse("class SqliteLog(Stored):\n    ahead = True\n    async def append(self): ...")
     assert list(find_ports_without_second_implementation(trees)) == []
+
+
+def test_core_and_protocol_touch_no_files() -> None:
+    """The linter sees imports only, and a Path needs none that is forbidden."""
+    touches = re.compile(
+        r"(?<![\w.])(?<!def )open\(|\.(?:read_|write_)(?:text|bytes)\(|\.(?:exists|l?stat|is_file|is_dir|iterdir|r?glob"
+        r"|mkdir|unlink|touch|resolve|expanduser|cwd|home)\("
+    )
+    found = [
+        name for name, text in load_source().items() if name.startswith(("core/", "protocol/")) and touches.search(text)
+    ]
+    assert found == []
+
+
+def test_only_the_lazy_package_and_the_command_table_import_our_modules_by_string() -> None:
+    """No contract sees such an import. The program of code mode imports the modules made for it."""
+    by_string = re.compile(r"import_module\((?!\"(?!retinue))|__import__\(")
+    found = {name for name, text in load_source().items() if not name.startswith("build/") and by_string.search(text)}
+    assert found == {"__init__.py", "surfaces/cli/main.py", "tools/code_program.py"}
+
+
+def test_tests_are_laid_out_like_the_packages() -> None:
+    packages = {path.parent.name for path in (REPO / "src/retinue").glob("*/__init__.py")}
+    folders = {path.name for path in (REPO / "tests").iterdir() if list(path.glob("**/test_*.py"))}
+    assert folders - packages == {"crash", "docs", "golden", "packaging", "soak", "subagent"}  # subagent is a module
+    assert packages <= folders
 
 
 def test_fragments_wait_only_for_a_version_without_a_section() -> None:

@@ -79,7 +79,7 @@ def test_a_type_that_is_listed_takes_the_pool_first() -> None:
     assert [resolve("builder", local=local, **listed).step for local in (LOCAL, ())] == [2, 3]
 
 
-@pytest.mark.requirement("MASS-27")
+@pytest.mark.requirement("MASS-25", "MASS-27")
 def test_a_round_evaluator_that_the_list_leaves_out_never_takes_the_pool() -> None:
     listed = {"shared_child_team_types": ("builder",)}
     assert resolve("round_evaluator", pool=POOL, local=LOCAL, **listed).step == 4

@@ -4,6 +4,7 @@ import ast
 import asyncio
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -140,7 +141,7 @@ def _read_imports(path: Path) -> Iterator[str]:
 
 @pytest.mark.finding("U1")
 def test_hints_fit_the_installer_and_never_name_our_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python = sys.executable
+    python = shlex.quote(sys.executable)
     assert make_install_command("a[b]>=1", "c") == f"{python} -m pip install 'a[b]>=1' c"
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "retinue"))
     (tmp_path / "retinue").mkdir()

@@ -78,7 +78,7 @@ async def test_waiting_for_the_exit_does_not_reap_and_has_an_end() -> None:
 
 async def test_a_cancelled_end_is_finished_and_a_second_cancel_hurries_it(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
-    group = started(f"trap 'touch {asked}' TERM; (trap '' TERM; sleep 300) & echo ready; wait; wait; wait")
+    group = started(f"trap 'touch \"{asked}\"' TERM; (trap '' TERM; sleep 300) & echo ready; wait; wait; wait")
     ending = asyncio.create_task(group.end(term=300))
     await wait_for(asked.exists)
     ending.cancel()
@@ -153,7 +153,7 @@ def test_input_is_written_and_an_error_there_ends_the_program_and_its_children(t
         raise ValueError("no more input")
 
     with pytest.raises(ValueError, match="no more input"):
-        run_program(["/bin/sh", "-c", f"sleep 300 & echo $$ > {tmp_path}/pid; wait"], seconds=20, write_input=fail)
+        run_program(["/bin/sh", "-c", f"sleep 300 & echo $$ > '{tmp_path}/pid'; wait"], seconds=20, write_input=fail)
     until(lambda: not has_living_member(int((tmp_path / "pid").read_text())))
 
 

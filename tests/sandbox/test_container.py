@@ -46,7 +46,7 @@ def test_an_image_without_our_python_is_refused(bare: str) -> None:
 
 
 def test_an_engine_that_takes_no_image_is_ended_with_its_children(tmp_path: Path) -> None:
-    script = f"sleep 300 & echo $! > {tmp_path}/pid; exec <&-; wait"
+    script = f"sleep 300 & echo $! > '{tmp_path}/pid'; exec <&-; wait"
     with pytest.raises(SandboxUnavailable, match=r"the image cannot be made: .*Broken pipe"):
         container_image.build_image(["/bin/sh", "-c", script])
     child = int((tmp_path / "pid").read_text())

@@ -109,7 +109,7 @@ async def test_our_state_is_not_shown_by_a_folder_that_it_is_in(
         make_image()
     tmp_path.chmod(0o755)
     (tmp_path / ".retinue").mkdir(mode=0o700)
-    look = call("shell", command=f"ls {tmp_path}/.retinue")
+    look = call("shell", command=f"ls '{tmp_path}/.retinue'")
     agents = {"main": [spawn({"task": "x", "subagent_type": "kid"}), {"text": "x"}], "kid": [look, {"text": "x"}]}
     parts = Parts(
         tmp_path,

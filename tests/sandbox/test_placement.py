@@ -242,7 +242,7 @@ async def test_an_exposed_path_is_read_and_not_written(tmp_path: Path) -> None:
     (shown / "hello").chmod(0o755)
     parts = Parts(tmp_path / "none", expose=[str(shown)])
     assert make_placement(parts).runtime("isolated").started.sandbox
-    agents = {"main": [call("shell", command=f"{shown}/hello; : >> {shown}/hello"), {"text": "x"}]}
+    agents = {"main": [call("shell", command=f"'{shown}/hello'; : >> '{shown}/hello'"), {"text": "x"}]}
     (tmp_path / "retinue.yaml").write_text(f"expose_paths: [{shown}]\n")
     _, events = await tree(agents, runtime="isolated", config=tmp_path / "retinue.yaml", project=tmp_path)
     [result] = bodies(events, ToolResult)
@@ -298,7 +298,7 @@ async def _with_child(child: Profile) -> tuple[retinue.Result[object], list[reti
 async def test_a_folder_that_only_root_may_read_is_told_and_stays_closed(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     (tmp_path / "notes.txt").write_text("private")
-    agents = {"main": [call("shell", command=f"cat {tmp_path}/notes.txt"), {"text": "x"}]}
+    agents = {"main": [call("shell", command=f"cat '{tmp_path}/notes.txt'"), {"text": "x"}]}
     async with retinue.open(mode="yes", project=tmp_path, runtime="isolated") as r:
         run = await r.spawn(main(agents, workspace="scratch"), "go")
         events = [event async for event in run.events()]

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import shlex
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,13 +106,14 @@ async def test_a_worktree_is_held_by_the_sandbox_whatever_git_or_a_link_is_told(
     for folder in (tmp_path, tmp_path.parent):
         folder.chmod(0o755)
     project = repository(tmp_path / "p")
-    before, there = hashed(project), f"GIT_DIR={project}/.git GIT_WORK_TREE={project}"
+    before, at = hashed(project), shlex.quote(str(project))
+    there = f"GIT_DIR={at}/.git GIT_WORK_TREE={at}"
     commands = f"""
-    git -C {project} -c user.name=t -c user.email=t@t commit --allow-empty -m evil
+    git -C {at} -c user.name=t -c user.email=t@t commit --allow-empty -m evil
     {there} git update-ref refs/heads/evil HEAD; {there} git config core.hooksPath /tmp; {there} git gc --prune=now
-    git worktree add {project}/evil; git clone -q . {project}/evil; cd / && git -C {project} checkout -f --orphan evil
-    cd "$HOME"; ln -s {project} link; echo evil > link/a.txt; ln -s {project}/.git/objects o; rm -rf o/* link/.git
-    touch {project}/.git/objects/evil {project}/.git/hooks/post-commit; echo first > mine"""
+    git worktree add {at}/evil; git clone -q . {at}/evil; cd / && git -C {at} checkout -f --orphan evil
+    cd "$HOME"; ln -s {at} link; echo evil > link/a.txt; ln -s {at}/.git/objects o; rm -rf o/* link/.git
+    touch {at}/.git/objects/evil {at}/.git/hooks/post-commit; echo first > mine"""
     tools = [
         call("edit", path=f"{project}/a.txt", old_string="line 1\n", new_string="evil\n"),
         call("write", path="link/a.txt", content="evil"),
@@ -139,8 +141,9 @@ async def test_links_are_never_followed_and_none_that_leads_out_is_applied(tmp_p
     before = hashed(away)
     result = await work(
         project,
-        f"ln -s {away} folder; ln -s {away}/secret secret; ln -s ../../../outside/secret up; rm -r d; ln -s {away} d;"
-        "ln -s .git/hooks hooks; mkdir n; ln -s ../.retinue n/state; ln -s ../a.txt n/fine; ln -s ../.GIT n/git",
+        f"ln -s '{away}' folder; ln -s '{away}/secret' secret; ln -s ../../../outside/secret up; rm -r d;"
+        f"ln -s '{away}' d; ln -s .git/hooks hooks;"
+        "mkdir n; ln -s ../.retinue n/state; ln -s ../a.txt n/fine; ln -s ../.GIT n/git",
     )
     assert "secret" in changes(result) and not any(path.startswith("folder/") for path in changes(result))
     assert SECRET.encode() not in copied(result).diff("-p")
@@ -169,7 +172,7 @@ async def test_hard_links_fifos_and_devices_are_left_out_and_said(tmp_path: Path
     project, away = repository(tmp_path / "p"), outside(tmp_path)
     result = await work(
         project,
-        f"ln {away}/secret hard; ln -f {away}/inner/file a.txt; mkfifo fifo .gitattributes sub;"
+        f"ln '{away}/secret' hard; ln -f '{away}/inner/file' a.txt; mkfifo fifo .gitattributes sub;"
         "echo 1 > own; ln own too;"
         "rm -f .gitignore; mkfifo .gitignore",
     )
@@ -197,7 +200,7 @@ async def test_what_cannot_be_looked_at_has_not_been_deleted(tmp_path: Path, mon
 async def test_a_workspace_that_was_replaced_by_a_link_is_not_looked_into(tmp_path: Path) -> None:
     project, away = repository(tmp_path / "p"), outside(tmp_path)
     before = hashed(away)
-    result = await work(project, f"cd ..; mv workspace was; ln -s {away} workspace")
+    result = await work(project, f"cd ..; mv workspace was; ln -s '{away}' workspace")
     assert "cannot look into" in str(result.warning) and result.changed_count == 0
     assert hashed(away) == before
 

@@ -107,9 +107,9 @@ async def test_a_pattern_that_git_cannot_answer_shows_no_ignored_file(
 
 PRIVATE = "the user's private source"
 LOOK = (
-    "git log --all --format=%s; git cat-file --batch-all-objects --batch; cat {project}/.env {project}/.git/config; "
-    "grep -rsh token {project} .; "
-    "cat .env .git/config; git -C {project} config -l; ls -a {project}; env; git log -1 --format=%s; git status -s; "
+    "git log --all --format=%s; git cat-file --batch-all-objects --batch; cat '{project}/.env' '{project}/.git/config' "
+    ".env .git/config; grep -rsh token '{project}' .; "
+    "git -C '{project}' config -l; ls -a '{project}'; env; git log -1 --format=%s; git status -s; "
     "echo new > new; git add new; git -c user.name=x -c user.email=x@x commit -qm next && git diff HEAD~1 --stat"
 )
 
@@ -148,7 +148,8 @@ async def test_a_worktree_subagent_sees_no_ignored_file_of_the_project_either(tm
     tmp_path.chmod(0o755)
     coder = Profile("coder", "You code.", workspace="worktree", runtime="isolated")
     calls = [call("subagent_coder", task="look"), {"text": "done"}]
-    agents = {"main": calls, "coder": [shell(f"cat {project}/.env .env; ls -a {project} .; true"), {"text": "done"}]}
+    look = shell(f"cat '{project}/.env' .env; ls -a '{project}' .; true")
+    agents = {"main": calls, "coder": [look, {"text": "done"}]}
     _, events = await seen(project, agents, kind="shared", profiles=[coder])
     assert "a.txt" in str(events) and "hunter2" not in str(events)
 

@@ -82,7 +82,7 @@ async def test_a_child_sees_the_granted_folder(tmp_path: Path) -> None:
 async def test_a_link_planted_after_the_grant_shows_nothing(tmp_path: Path) -> None:
     """The sandbox of the child is made by its first call, when the parent has put a link in place of the folder."""
     secret, project = make_secret(tmp_path), repository(tmp_path / "p", **{"d/s.txt": "public"})
-    events = await play(project, "isolated", f"mv d e; ln -s {secret} d")
+    events = await play(project, "isolated", f"mv d e; ln -s '{secret}' d")
     [spawned] = bodies(events, RunSpawned, run=1)
     assert os.path.realpath(spawned.context_paths[0]) == str(secret)  # the link is there
     assert bodies(events, ToolResult, run=1) and SECRET not in list_texts(events)
@@ -132,7 +132,7 @@ async def test_a_continued_child_follows_no_link_planted_since(tmp_path: Path, o
     search, again = call("grep", pattern="public|secret"), call("continue_subagent", subagent_id="k", message="again")
     again["tools"][0]["args"] |= options
     agents = {
-        "main": [spawn(order), shell(f"mv d e; ln -s {secret} d"), again, "end"],
+        "main": [spawn(order), shell(f"mv d e; ln -s '{secret}' d"), again, "end"],
         "subagent": [search, "end", search, "end"],
     }
     async with retinue.open(project / ".retinue", mode="yes", runtime="isolated") as r:

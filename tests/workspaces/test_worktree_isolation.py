@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -44,7 +45,7 @@ async def test_no_trick_of_git_gets_from_a_worktree_to_the_repository(tmp_path: 
     (project / "x").write_text("not even added\n")
     subprocess.run(["chmod", "-R", "a+rwX", project], check=True)  # so that it is not the user alone who holds it
     before = hashed(project)
-    commands = [f"({trick.format(project=project)}) 2>&1; true" for trick in TRICKS.values()]
+    commands = [f"({trick.format(project=shlex.quote(str(project)))}) 2>&1; true" for trick in TRICKS.values()]
     result = await work(project, *commands, "cat a.txt x; git log --format=%s | tail -1; pwd", runtime="isolated")
     assert (result.status, result.tool_count) == ("done", len(TRICKS) + 1)
     assert hashed(project) == before
@@ -55,7 +56,7 @@ async def test_no_tool_resolves_a_path_to_the_parents_files(tmp_path: Path) -> N
     project = repository(tmp_path / "p")
     tmp_path.chmod(0o755)
     before = hashed(project)
-    links = f"ln -s {project}/a.txt file; ln -s {project} folder; ln -s ../../../../.. up"
+    links = f"ln -s '{project}/a.txt' file; ln -s '{project}' folder; ln -s ../../../../.. up"
     paths = [f"{project}/a.txt", "../../../../../a.txt", "file", "folder/a.txt", "up/a.txt", "folder/new.txt"]
     writes = [call("write", path=path, content="evil\n") for path in paths]
     edits = [call("edit", path=path, old_string="line 1\n", new_string="evil\n") for path in paths[:-1]]
@@ -140,7 +141,7 @@ def test_removing_a_tree_does_not_follow_what_its_run_left(project: Project) -> 
     precious = project.folder.parent / "precious"
     precious.mkdir()
     (precious / "file").write_text("x")
-    leaves = shell(f"ln -s {precious} link; ln -s {project.folder} p; mkdir d; ln -s / d/root")
+    leaves = shell(f"ln -s '{precious}' link; ln -s '{project.folder}' p; mkdir d; ln -s / d/root")
     done = project.run("--yes", "--json", agents={"main": [leaves, {"text": "x"}]})
     assert done.returncode == 0, done.stderr
     before = hashed(project.folder), hashed(precious)

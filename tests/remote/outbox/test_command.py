@@ -231,7 +231,7 @@ def test_without_a_model_nothing_is_watched(place: Place) -> None:
 
 
 def test_of_runs_at_once_the_label_stands_above_what_one_of_them_says_and_nowhere_else(place: Place) -> None:
-    waits = call("shell", command=f"until [ -e {place.done} ]; do sleep 0.02; done; echo found")
+    waits = call("shell", command=f"until [ -e '{place.done}' ]; do sleep 0.02; done; echo found")
     model = place.project.script({"explorer": [waits, {"text": "over"}], "subagent": [{"hang": True}]})
     (place.project.folder / "retinue.yaml").write_text(f"model: {model}\n")
     watcher = place.watcher()

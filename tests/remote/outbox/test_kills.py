@@ -36,7 +36,7 @@ class Place:
         self.work.mkdir()
 
     def script(self, *replies: Any, **more: Any) -> None:
-        effect = {"tools": [{"name": "shell", "args": {"command": f"echo once >> {self.done}"}}]}
+        effect = {"tools": [{"name": "shell", "args": {"command": f"echo once >> '{self.done}'"}}]}
         model = self.project.script({**more, "explorer": [effect, *replies, {"text": "over"}]})
         (self.project.folder / "retinue.yaml").write_text(f"model: {model}\n")
 

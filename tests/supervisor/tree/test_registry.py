@@ -335,6 +335,9 @@ async def test_the_result_is_the_newest_message_with_text() -> None:
     assert result.status == "done"
     result, _ = await tree({"main": [{"text": "said while calling", **call("list_agents")}, {"text": "last"}]})
     assert result.final_response == "last"
+    early, late = ({"text": text, **call("list_agents")} for text in ("early", "late"))
+    result, _ = await tree({"main": [early, late, {"text": ""}]})
+    assert result.final_response == "late"
     result, _ = await tree({"main": [call("list_agents"), {"text": ""}]})
     assert result.final_response == ""  # no message has text
 

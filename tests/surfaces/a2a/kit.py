@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -178,11 +179,15 @@ async def post(server: A2aServer, body: Any, **headers: str) -> httpx.Response:
 
 
 async def stream(server: A2aServer, body: dict[str, Any], **headers: str) -> list[dict[str, Any]]:
-    """The results of a stream, each with the id of its request checked."""
+    """The results of a stream. Each event is checked: one line of data with the request's id, and a blank line.
+    Comments keep a connection alive."""
     response = await post(server, body, Accept="text/event-stream", **headers)
     assert response.headers["content-type"].startswith("text/event-stream"), response.text
-    lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
-    found = [json.loads(line.removeprefix("data: ")) for line in lines]
+    *blocks, end = re.split(r"\r?\n\r?\n", response.text)
+    events = [block for block in blocks if not block.startswith(":")]
+    assert end == "" and all(re.fullmatch(r"data: [^\r\n]+", event) for event in events), response.text
+    found = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert all(set(each) == {"id", "jsonrpc", "result"} for each in found)
     assert all(each["id"] == body["id"] and each["jsonrpc"] == "2.0" for each in found)
     return [each["result"] for each in found]
 

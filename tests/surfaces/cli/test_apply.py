@@ -253,7 +253,7 @@ async def test_a_damaged_record_of_one_run_hides_nothing_of_the_other_runs(
 
 
 def test_the_answer_is_printed_also_when_the_log_is_lost(project: Project) -> None:
-    lose = {"tools": [{"name": "shell", "args": {"command": f"rm -rf {project.folder}/.retinue/logs"}}]}
+    lose = {"tools": [{"name": "shell", "args": {"command": f"rm -rf '{project.folder}/.retinue/logs'"}}]}
     agents = {"main": [write("a.txt", "two\n"), lose, {"text": "the answer"}]}
     done = project.run("--yes", "--workspace", "copy", agents=agents)
     assert done.stdout == "the answer\n"

@@ -154,7 +154,7 @@ async def test_a_model_passes_on_only_what_its_run_has(project: Project, specs: 
 def test_a_link_that_a_sandboxed_run_makes_tells_nothing_about_the_machine(project: Project, specs: Path) -> None:
     project.runtime = "isolated"
     links = {"there": specs / "api.md", "missing": specs / "none.md"}
-    made = shell("; ".join(f"ln -s {target} {name}" for name, target in links.items()))
+    made = shell("; ".join(f"ln -s '{target}' {name}" for name, target in links.items()))
     asked = [spawn({"task": "x", "context_paths": [name]}) for name in links]
     done = project.run("--yes", "--workspace", "copy", agents={"main": [made, *asked, "end"]})
     assert done.returncode == 0, done.stderr

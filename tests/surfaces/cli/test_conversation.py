@@ -1,6 +1,7 @@
 """`retinue` alone: a conversation in a real terminal, with everything a person does in it."""
 
 import os
+import shlex
 import signal
 from typing import Any
 
@@ -316,7 +317,7 @@ def test_ctrl_z_stops_both_processes_and_fg_goes_on(project: Project, open_tmux:
     model = project.script({"main": ["One.", "Two."]})
     terminal = open_tmux(shell=True)
     terminal.read_until("shell>")
-    say(terminal, f"{' '.join(COMMAND)} --model {model} --runtime inherited")
+    say(terminal, f"{shlex.join([*COMMAND, '--model', model])} --runtime inherited")
     terminal.read_until("Type a message.")
     say(terminal, "hello")
     terminal.read_until("One.")

@@ -22,7 +22,7 @@ def clone(tmp_path: Path) -> Project:
     standing yes and a scripted model."""
     theirs = Project(repository(tmp_path / "theirs"))
     marker = tmp_path / "marker"
-    agents = {"main": [shell("true"), shell("true"), shell(f"touch {marker}"), "end"]}
+    agents = {"main": [shell("true"), shell("true"), shell(f"touch '{marker}'"), "end"]}
     home = {"XDG_STATE_HOME": str(tmp_path / "their-home")}
     died = theirs.run("--yes", agents=agents, RETINUE_FAILPOINT="turn.started:2", **home)
     assert died.returncode == -signal.SIGKILL
@@ -160,7 +160,7 @@ def test_a_moved_project_goes_on_where_it_is_and_a_copied_one_does_not(project: 
 @pytest.mark.finding("X1")
 def test_a_log_never_loosens_the_runtime_that_the_settings_say(project: Project, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
-    agents = {"main": [shell("true"), shell("true"), shell(f"touch {outside}"), "end"]}
+    agents = {"main": [shell("true"), shell("true"), shell(f"touch '{outside}'"), "end"]}
     died = project.run("--yes", "--runtime", "inherited", agents=agents, RETINUE_FAILPOINT="turn.started:2")
     assert died.returncode == -signal.SIGKILL
     project.runtime = ""
@@ -268,7 +268,7 @@ def test_a_log_that_a_pull_brings_into_our_own_state_is_not_read(project: Projec
     would play into it."""
     marker = tmp_path / "marker"
     home = {"XDG_STATE_HOME": str(tmp_path / "their-home")}
-    agents = {"main": [shell("true"), shell("true"), shell(f"touch {marker}"), "end"]}
+    agents = {"main": [shell("true"), shell("true"), shell(f"touch '{marker}'"), "end"]}
     theirs = Project(tmp_path / "theirs")
     assert theirs.run("--yes", agents=agents, RETINUE_FAILPOINT="turn.started:2", **home).returncode == -signal.SIGKILL
     assert project.run("--yes", agents={"main": ["end"]}).returncode == 0

@@ -283,7 +283,7 @@ def test_the_project_is_found_upward(project: Project) -> None:
 def test_completion_of_bash_works_when_sourced(project: Project) -> None:
     (project.folder / "task one.md").touch()
     (project.folder / "config.yaml").touch()
-    said = bash(f"source <({' '.join(COMMAND)} completion bash); complete -p retinue", project)
+    said = bash(f"source <({shlex.join(COMMAND)} completion bash); complete -p retinue", project)
     assert said == "complete -o bashdefault -F _retinue_complete retinue\n"
     (project.folder / "completion.sh").write_text(project.retinue("completion", "bash").stdout)
     assert completed(project, "retinue", "") == [*COMMANDS]

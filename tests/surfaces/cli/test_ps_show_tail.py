@@ -1,6 +1,7 @@
 """ps, show and tail: what the log says, of trees that live, have ended, or lost their process."""
 
 import json
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator
@@ -216,7 +217,7 @@ def test_two_processes_write_in_one_project(project: Project, hanging: subproces
 
 def test_whoever_stops_reading_is_no_error(project: Project) -> None:
     project.run(agents={"main": [*({"tools": [GLOB]} for _ in range(30)), "end"]})
-    pipe = f"set -o pipefail; {' '.join(COMMAND)} tail --json | head -n 1"
+    pipe = f"set -o pipefail; {shlex.join(COMMAND)} tail --json | head -n 1"
     done = subprocess.run(
         ["bash", "-c", pipe],
         cwd=project.folder,

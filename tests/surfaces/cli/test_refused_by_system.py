@@ -131,11 +131,11 @@ def test_a_spill_that_fills_the_disk_costs_the_text_and_not_the_run(project: Pro
     model = project.script({"main": [shell(flood), shell(flood), {"text": "{{last_result}}"}]})
     disk = tmp_path / "disk"
     disk.mkdir()
-    script = f"mount -t tmpfs -o size=1500k none {disk} && cp -r {project.folder}/. {disk} && cd {disk} && exec "
+    script = f"mount -t tmpfs -o size=1500k none '{disk}' && cp -r . '{disk}' && cd '{disk}' && exec "
     words = [*COMMAND, "run", "go", "--model", model, "--yes", "--quiet", "--runtime", "inherited"]
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", script + '"$@"', "sh", *words],
-        env=environment(), capture_output=True, text=True, check=False,
+        cwd=project.folder, env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "bytes cut; not kept: No space left on device ...]" in done.stdout

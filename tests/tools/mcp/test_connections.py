@@ -41,7 +41,7 @@ def servers_of(tmp_path: Path, **about: dict[str, Any]) -> McpServers:
 
 async def test_nothing_is_left_of_a_server(tmp_path: Path) -> None:
     _, events = await run({"calm": program("calm", cwd=str(tmp_path))}, turns(call("mcp__calm__who")))
-    server, left, folder = results(events)[0].text.split()
+    server, left, folder = results(events)[0].text.split(maxsplit=2)
     assert folder == str(tmp_path)
     assert not alive(int(server)) and not alive(int(left))
 

@@ -179,7 +179,7 @@ async def test_a_file_that_a_tool_returned_can_be_read_by_the_run(runtime: str, 
     (tmp_path / "project").mkdir()
     given: dict[str, Any] = {"path": tmp_path / ".retinue", "project": tmp_path / "project", "runtime": runtime}
     folder = "full_logs" if runtime == "inherited" else "host_outputs"
-    seen = call("shell", command=f"cat $(dirname $PWD)/{folder}/*.png; cat $(dirname $PWD)/{folder}/*.txt")
+    seen = call("shell", command=f"cd ../{folder} && cat *.png *.txt")
     script = turns(call("shell", command="true"), call("mcp__calm__picture"), seen)
     _, events = await run({"calm": quick_program("calm")}, script, fields={"workspace": "scratch"}, **given)
     _, picture, read = results(events)
