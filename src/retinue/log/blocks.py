@@ -194,9 +194,8 @@ class Blocks:
             case Warned(text=text):
                 return _about(event, seen, (("bad", "⚠ "), *self._who(event, seen), ("plain", text)), line=True)
             case Gap(count=count, reason=reason):
-                return _about(
-                    event, seen, (("bad", "⚠ "), ("plain", f"{count} events are missing: {reason}")), line=True
-                )
+                missing = "1 event is" if count == 1 else f"{count} events are"
+                return _about(event, seen, (("bad", "⚠ "), ("plain", f"{missing} missing: {reason}")), line=True)
             case AnswerGiven() | VoteCast() | AnswersShown() | MemberLost() | TeamDecided():
                 return self._team(event, seen, event.body)
             case RunWaiting() as waiting:
