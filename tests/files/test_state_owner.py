@@ -18,7 +18,7 @@ from retinue.files.state_owner import (
 from retinue.files.user_key import find_user_folder, has_signature, load_user_key, sign_data
 
 pytestmark = pytest.mark.finding("X1")
-NOT_MADE_HERE = "was not made here by you"
+UNSIGNED = "has no signature of yours for this place"
 
 
 @pytest.fixture
@@ -51,8 +51,9 @@ def test_a_folder_without_a_signature_is_refused_unless_nothing_is_in_it(tmp_pat
     assert not verify_state_folder(state)
     (state / "applying").mkdir()
     assert refused(state) == (
-        f"{state} was not made here by you, so nothing in it is used: it came with a clone or an archive, or was "
-        "copied. Move it away, or, if you brought it here yourself, take it over with `retinue trust --state`"
+        f"{state} has no signature of yours for this place, so nothing in it is used: it came with a clone or an "
+        "archive, was copied, or lost its owner.json, for example to `git clean`. Move it away, or, if it is yours, "
+        "take it over with `retinue trust --state`"
     )
 
 
@@ -91,7 +92,7 @@ def test_a_folder_that_is_just_being_made_is_the_user_s_to_everybody_who_looks(t
 
 def test_a_copy_is_refused_and_a_moved_folder_is_not(state: Path, tmp_path: Path) -> None:
     shutil.copytree(state, tmp_path / "copy" / ".retinue")
-    assert NOT_MADE_HERE in refused(tmp_path / "copy" / ".retinue")
+    assert UNSIGNED in refused(tmp_path / "copy" / ".retinue")
     state.parent.rename(tmp_path / "moved")
     assert verify_state_folder(tmp_path / "moved" / ".retinue")
     shutil.rmtree(tmp_path / "moved")
@@ -105,12 +106,12 @@ def test_a_signature_of_another_user_or_for_another_purpose_is_none(
     assert has_signature("a", b"data", sign_data("a", b"data"))
     assert not has_signature("b", b"data", sign_data("a", b"data"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
-    assert NOT_MADE_HERE in refused(state)
+    assert UNSIGNED in refused(state)
     (state / OWNER_FILE).write_text("[]")
-    assert NOT_MADE_HERE in refused(state)
+    assert UNSIGNED in refused(state)
     (state / OWNER_FILE).unlink()
     (state / OWNER_FILE).symlink_to("/dev/zero")
-    assert NOT_MADE_HERE in refused(state)
+    assert UNSIGNED in refused(state)
 
 
 def test_a_user_can_take_state_over(state: Path, tmp_path: Path) -> None:

@@ -35,8 +35,9 @@ _HARMLESS = frozenset({".gitignore"})
 LINK = "{path} is a link, but must be a real folder: remove it"
 NO_FOLDER = "{path} is not a folder: remove it"
 FOREIGN = (
-    "{path} was not made here by you, so nothing in it is used: it came with a clone or an archive, or was copied. "
-    "Move it away, or, if you brought it here yourself, take it over with `retinue trust --state`"
+    "{path} has no signature of yours for this place, so nothing in it is used: it came with a clone or an archive, "
+    "was copied, or lost its owner.json, for example to `git clean`. Move it away, or, if it is yours, take it over "
+    "with `retinue trust --state`"
 )
 OTHER_USER = (
     "{path} belongs to {owner}, and you are {user}, so nothing in it is used: run this as {owner}, or take it over "

@@ -296,7 +296,8 @@ class RunView(Struct, eq=False, gc=False):
 
     def _apply_gap(self, gap: Gap, event: Event) -> None:
         if gap.code == "damaged" and self.keeps_texts:
-            self.warnings += (f"{gap.count} events of this tree are missing: {gap.reason}",)
+            missing = "1 event of this tree is" if gap.count == 1 else f"{gap.count} events of this tree are"
+            self.warnings += (f"{missing} missing: {gap.reason}",)
 
     def _apply_ending(self, ended: RunEnded, event: Event) -> None:
         self.ended, self.ended_at = ended, event.at

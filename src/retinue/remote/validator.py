@@ -174,7 +174,7 @@ class ReportValidator:
                     return []
                 known.has_started = True
             case TurnStarted(turn=turn):
-                if not known.turn < turn <= MOST_TURNS:
+                if not max(known.turn, 1) <= turn <= MOST_TURNS:  # a run that was resumed begins its turn again
                     return [Gap(1, f"{self._who} counts its turns backwards")]
                 known.turn = turn
             case UsageReported() if not _can_be_added(body):

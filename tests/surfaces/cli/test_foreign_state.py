@@ -13,7 +13,7 @@ from tests.surfaces.cli.shell import Project, one_line_error
 from tests.surfaces.cli.test_terminal import Terminal
 from tests.workspaces.kit import git, repository, shell
 
-FOREIGN = ".retinue was not made here by you, so nothing in it is used"
+FOREIGN = ".retinue has no signature of yours for this place, so nothing in it is used"
 
 
 @pytest.fixture

@@ -183,6 +183,7 @@ def test_warnings_and_gaps_are_lines() -> None:
     assert header(blocks, facts, MAIN, Warned("low on disk")) == "⚠ low on disk"
     assert header(blocks, facts, ANNA, Warned("low on disk")) == "⚠ anna low on disk"
     assert header(blocks, facts, ANNA, Gap(3, "a slow peer")) == "⚠ 3 events are missing: a slow peer"
+    assert header(blocks, facts, ANNA, Gap(1, "a slow peer")) == "⚠ 1 event is missing: a slow peer"
 
 
 def test_arguments_of_any_shape_can_be_shown() -> None:

@@ -119,6 +119,15 @@ async def test_the_header_is_there_at_once_and_thinking_and_text_as_they_arrive(
     assert "I should look" not in "".join(terminal.lasting)  # `--verbose` keeps thoughts
 
 
+async def test_the_header_claims_no_sandbox_and_no_copy_for_a_run_at_an_a2a_agent() -> None:
+    facts = Facts()
+    async with open_live_terminal() as terminal:
+        terminal.live.view.show_tree("t1")
+        terminal.live.view.apply(facts(MAIN, RunSpawned(None, "main", 0, "x", "id", "/w")))
+        terminal.live.view.apply(facts(MAIN, RunStarted("a2a")))
+        await terminal.keeps("main · tree t1 · works at an A2A agent · no budget")
+
+
 async def test_verbose_keeps_thoughts_and_what_was_spawned() -> None:
     facts = Facts()
     async with open_live_terminal(level="verbose") as terminal:

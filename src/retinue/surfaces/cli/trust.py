@@ -24,8 +24,8 @@ from retinue.surfaces.printer import safe
 
 TRUSTED = "{file} is trusted already, until it changes: {what}; --revoke withdraws your trust"
 STATE_WARNING = """\
-{state} was not made here by you. Once it is yours, its trees can be resumed and its answers to questions count as
-given by you. Take it over only if you moved, copied or restored it yourself."""
+{state} has no signature of yours for this place. Once it has one, its trees can be resumed and its answers to questions
+count as given by you. Take it over only if you made it here, or moved, copied or restored it yourself."""
 OWNER_WARNING = """\
 {folder} belongs to {owner}. Its settings and agents decide what runs as you, within what you allow."""
 
@@ -34,7 +34,7 @@ def configure_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--revoke", action="store_true", help="withdraw your trust, also in an accepted owner")
-    what.add_argument("--state", action="store_true", help="take over a .retinue folder that was not made here")
+    what.add_argument("--state", action="store_true", help="take over a .retinue folder without your signature")
     what.add_argument("--owner", action="store_true", help="accept that another user owns this project")
 
 
@@ -96,7 +96,7 @@ def _take_over_state(state: Path, *, yes: bool) -> int:
         print(STATE_WARNING.format(state=safe.escape_line(str(state))), file=sys.stderr)
         return prompts.ask_yes_no("Take it over?", default=False)
 
-    if not _confirm(f"{state} was not made here by you; to take it over", yes=yes, ask=ask):
+    if not _confirm(f"{state} has no signature of yours for this place; to take it over", yes=yes, ask=ask):
         return 1
     asyncio.run(take_over_state(state))
     print(f"{safe.escape_line(str(state))} is yours.")

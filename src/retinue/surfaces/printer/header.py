@@ -23,6 +23,7 @@ WORKSPACES = {
     "worktree": "works in its own copy",
     "scratch": "works in an empty folder",
 }
+A2A = "a2a"  # the runtime of a run at an A2A agent, which has no sandbox and no workspace here
 Line = tuple[Span, ...]
 
 
@@ -43,10 +44,13 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         named = name_model(self.model)
         default = "shared" if self.runtime == "inherited" else "copy"
         budget = format_amounts(self.tokens, self.cost, self.seconds)
-        pieces = [
-            f"tree {self.tree or NO_TREE}",
+        place = (
             "no sandbox" if self.runtime == "inherited" else f"sandbox {self.runtime}",
             WORKSPACES.get(self.workspace or default, f"workspace {self.workspace}"),
+        )
+        pieces = [
+            f"tree {self.tree or NO_TREE}",
+            *(("works at an A2A agent",) if self.runtime == A2A else place),
             f"budget {budget}" if budget else "no budget",
         ]
         lines = [named]
