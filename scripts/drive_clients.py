@@ -3,8 +3,8 @@
     python -m scripts.drive_clients FOLDER [CLIENT ...] [TRIAL ...]
 
 FOLDER has the clients' node_modules; `scripts/clients` makes it and starts this in a network namespace that has the
-loopback interface only. A local server plays all models: the one of the client, on the client's own wire, which makes
-it call our tools, and the one of the subagents, which our server reaches with the key that is in the user's shell.
+loopback interface only. A local server plays all models: the client's, in its own protocol, which makes it call our
+tools, and the one of the subagents, which our server reaches with the key that is in the user's shell.
 
 For each client: a headless session that delegates a task and says the answer; a session whose server is killed and a
 second one that continues the interrupted subagent; a session over HTTP with the header that the docs give. For clients
@@ -30,7 +30,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.models import wire
+from tests.models import streams
 
 KEY = "sk-clients-0123456789abcdef"
 SUBAGENT_MODEL = "claude-x"
@@ -73,10 +73,10 @@ class AnthropicWire:
         return Conversation(_by_our_names(tool["name"] for tool in body.get("tools", []) if "name" in tool), results)
 
     def call(self, name: Any, args: Args) -> list[bytes]:
-        return wire.anthropic(wire.tool(_new_id(), name, json.dumps(args)), stop="tool_use")
+        return streams.anthropic(streams.tool(_new_id(), name, json.dumps(args)), stop="tool_use")
 
     def say(self, text: str) -> list[bytes]:
-        return wire.anthropic(wire.text(text))
+        return streams.anthropic(streams.text(text))
 
 
 class ResponsesWire:
@@ -93,11 +93,11 @@ class ResponsesWire:
 
     def call(self, name: Any, args: Args) -> list[bytes]:
         space, tool = name if isinstance(name, tuple) else ("", name)
-        item, pieces = wire.function(_new_id(), tool, json.dumps(args))
-        return wire.responses(({**item, "namespace": space} if space else item, pieces))
+        item, pieces = streams.function(_new_id(), tool, json.dumps(args))
+        return streams.responses(({**item, "namespace": space} if space else item, pieces))
 
     def say(self, text: str) -> list[bytes]:
-        return wire.responses(wire.message(text))
+        return streams.responses(streams.message(text))
 
 
 class GeminiWire:
@@ -130,10 +130,10 @@ class ChatWire:
         return Conversation(names, [_flatten(each["content"]) for each in body["messages"] if each["role"] == "tool"])
 
     def call(self, name: Any, args: Args) -> list[bytes]:
-        return wire.chat(calls=[(_new_id(), name, [json.dumps(args)])], finish="tool_calls")
+        return streams.chat(calls=[(_new_id(), name, [json.dumps(args)])], finish="tool_calls")
 
     def say(self, text: str) -> list[bytes]:
-        return wire.chat(content=[text])
+        return streams.chat(content=[text])
 
 
 def _by_our_names(names: Iterable[str]) -> dict[str, str]:

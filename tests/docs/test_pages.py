@@ -16,7 +16,7 @@ from retinue.config.profiles import parse_definition
 from retinue.config.project import load_project
 from retinue.surfaces.cli.main import make_parser
 from tests.docs.test_docs import ROOT, snippets
-from tests.models import wire
+from tests.models import streams
 from tests.models.server import Conversation
 
 README = ROOT / "README.md"
@@ -191,8 +191,8 @@ async def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     [code] = snippets(README, "python")
     (tmp_path / "cart.py").write_text("def total(prices): ...\n")
     answers = {
-        "Review cart.py": wire.called("t1", "shell", {"command": "make test"}),
-        "t1": wire.said("`total` returns nothing."),
+        "Review cart.py": streams.called("t1", "shell", {"command": "make test"}),
+        "t1": streams.said("`total` returns nothing."),
     }
     async with Conversation(answers) as server:
         program = tmp_path / "program.py"

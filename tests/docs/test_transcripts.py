@@ -13,7 +13,7 @@ import pytest
 
 from tests.docs.test_docs import ROOT
 from tests.docs.transcripts import Reply, TerminalSession, run_page
-from tests.models import wire
+from tests.models import streams
 from tests.models.server import Answer, Conversation
 from tests.surfaces.cli.fork_server import start_fork_server
 from tests.surfaces.cli.shell import PROVIDER
@@ -33,22 +33,22 @@ def _insert_test(name: str) -> dict[str, str]:
 
 
 ADD = {"path": "cart.py", "old_string": "def total", "new_string": '"""The prices of a cart."""\n\n\ndef total'}
-LOOK = wire.tool("t1", "subagent_explorer", json.dumps({"task": "Why does `make test` fail?"}))
+LOOK = streams.tool("t1", "subagent_explorer", json.dumps({"task": "Why does `make test` fail?"}))
 ANSWERS = {
-    "make test fails": Answer(wire.anthropic(wire.text("The explorer looks first."), LOOK, stop="tool_use")),
-    "Why does": wire.called("t2", "shell", {"command": "make test"}),
-    "t2": wire.called("t3", "read", {"path": "cart.py"}),
-    "t3": wire.said("cart.py:3 subtracts the discount as an amount. The docstring and the test want percent."),
-    "t1": wire.called("t4", "edit", FIXED),
-    "t4": wire.called("t5", "shell", {"command": "make test"}),
-    "t5": wire.said("`total` took the discount as an amount. It takes percent now, and `make test` passes."),
-    "add a test": wire.called("t6", "edit", _insert_test("test_that_a_discount_of_zero_changes_nothing")),
-    "t6": wire.called("t7", "edit", _insert_test("test_no_discount")),  # after a no
-    "t7": wire.said("I added `test_no_discount`."),
-    "Add a module docstring": wire.called("t8", "read", {"path": "cart.py"}),
+    "make test fails": Answer(streams.anthropic(streams.text("The explorer looks first."), LOOK, stop="tool_use")),
+    "Why does": streams.called("t2", "shell", {"command": "make test"}),
+    "t2": streams.called("t3", "read", {"path": "cart.py"}),
+    "t3": streams.said("cart.py:3 subtracts the discount as an amount. The docstring and the test want percent."),
+    "t1": streams.called("t4", "edit", FIXED),
+    "t4": streams.called("t5", "shell", {"command": "make test"}),
+    "t5": streams.said("`total` took the discount as an amount. It takes percent now, and `make test` passes."),
+    "add a test": streams.called("t6", "edit", _insert_test("test_that_a_discount_of_zero_changes_nothing")),
+    "t6": streams.called("t7", "edit", _insert_test("test_no_discount")),  # after a no
+    "t7": streams.said("I added `test_no_discount`."),
+    "Add a module docstring": streams.called("t8", "read", {"path": "cart.py"}),
     "t8": Answer(ending="hang"),  # until Ctrl-C
-    "Go on.": wire.called("t9", "edit", ADD),
-    "t9": wire.said("cart.py has a module docstring now."),
+    "Go on.": streams.called("t9", "edit", ADD),
+    "t9": streams.said("cart.py has a module docstring now."),
 }  # fmt: skip
 REPLIES = {
     "retinue init": (Reply("-5-5] ", "\n"), Reply("you? [Y/n] ", "n\n"), Reply("you? [Y/n] ", "y\n")),
@@ -65,8 +65,8 @@ REPLIES = {
 
 
 ADDED = {
-    "Add a module docstring": wire.called("t1", "edit", ADD),
-    "One line is enough": wire.said("cart.py has a module docstring of one line now."),
+    "Add a module docstring": streams.called("t1", "edit", ADD),
+    "One line is enough": streams.said("cart.py has a module docstring of one line now."),
     "Write CHANGES.md": Answer(ending="hang"),
 }
 ANSWERED = {

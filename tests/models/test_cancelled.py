@@ -14,12 +14,12 @@ from retinue.core.usage import Usage
 from retinue.log.accounts import fold_bills
 from retinue.models.providers import build_messages, frame_words
 from retinue.testing import ManualClock, scripted
-from tests.models import wire
+from tests.models import streams
 from tests.models.kit import CHAT, CLAUDE, serving
 from tests.models.server import Answer, refusal
 from tests.supervisor.tree.kit import bodies, call
 
-HALF = wire.anthropic(wire.text("x" * 400, "never"), usage={"input_tokens": 1000})[:3]
+HALF = streams.anthropic(streams.text("x" * 400, "never"), usage={"input_tokens": 1000})[:3]
 
 
 async def cancelled(model: str, *answers: Answer) -> tuple[list[Event], Any]:
@@ -48,7 +48,7 @@ async def test_a_call_cancelled_in_mid_stream_counts_for_what_is_known_of_it() -
 
 
 async def test_where_a_provider_tells_usage_last_it_is_estimated() -> None:
-    begun = Answer(wire.chat(content=["y" * 80], finish=None)[:2], ending="hang")
+    begun = Answer(streams.chat(content=["y" * 80], finish=None)[:2], ending="hang")
     events, account = await cancelled(CHAT, begun)
     [said] = bodies(events, UsageReported)
     assert said.estimated and said.usage.input_tokens >= 50 and said.usage.output_tokens == 20
@@ -56,7 +56,7 @@ async def test_where_a_provider_tells_usage_last_it_is_estimated() -> None:
 
 
 async def test_what_failed_attempts_spent_is_not_lost_with_the_cancelled_one() -> None:
-    cut = wire.anthropic(usage={"input_tokens": 30})[:1]
+    cut = streams.anthropic(usage={"input_tokens": 30})[:1]
     events, account = await cancelled(CLAUDE, Answer(cut, ending="cut"), Answer(HALF, ending="hang"))
     [said] = bodies(events, UsageReported)
     assert said.usage.input_tokens == 1030 and said.estimated
@@ -66,7 +66,7 @@ async def test_what_failed_attempts_spent_is_not_lost_with_the_cancelled_one() -
 async def test_a_call_that_looked_lost_is_made_again_with_the_same_key_and_an_answered_one_with_another() -> None:
     clock = ManualClock()
     cut = Answer(HALF[:1], ending="cut")
-    answers = (cut, refusal(529, "overloaded"), cut, wire.said("done"), wire.said("again"))
+    answers = (cut, refusal(529, "overloaded"), cut, streams.said("done"), streams.said("again"))
     async with serving(*answers) as server, retinue.open(clock=clock) as r:
         for _ in range(2):
             run = await r.spawn(Profile("main", model=CLAUDE, tools=[]), "go")

@@ -16,7 +16,7 @@ from retinue.build.models import import_provider
 from retinue.concurrency import SystemClock
 from retinue.config.models import PROVIDERS, explain_missing_key, find_default_model, find_install_command
 from retinue.models.providers import ProviderModel
-from tests.models import wire
+from tests.models import streams
 from tests.models.server import KEY, Answer, Server, environ, refusal
 from tests.surfaces.cli.shell import SOURCE, Project, one_line_error
 
@@ -38,10 +38,10 @@ async def test_retinue_run_on_a_real_model(project: Project) -> None:
     (project.folder / "note.txt").write_text("forty-two\n")
     answers = (
         Answer(
-            wire.anthropic(wire.thinking("I read.", "sig=="), wire.tool("c1", "read", '{"path": "note.txt"}'),
+            streams.anthropic(streams.thinking("I read.", "sig=="), streams.tool("c1", "read", '{"path": "note.txt"}'),
                            stop="tool_use")
         ),
-        wire.said("It says ", "forty-two."),
+        streams.said("It says ", "forty-two."),
     )  # fmt: skip
     async with Server(*answers) as server:
         done = await run(project, "--model", "anthropic:claude-x", **server.environ())
@@ -54,7 +54,7 @@ async def test_retinue_run_on_a_real_model(project: Project) -> None:
 
 
 async def test_the_only_provider_with_a_key_is_the_default(project: Project) -> None:
-    async with Server(wire.said("ok")) as server:
+    async with Server(streams.said("ok")) as server:
         done = await run(project, **{**server.environ(), "OPENAI_API_KEY": ""})
     assert done.returncode == 0, done.stderr
     assert [request.body["model"] for request in server.requests] == [CLAUDE.default.partition(":")[2]]

@@ -1,4 +1,4 @@
-"""Everything a provider can do wrong, over a real wire: one typed error each, in one line, without the key."""
+"""Everything a provider can do wrong, over a real connection: one typed error each, in one line, without the key."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from retinue.core.usage import NO_USAGE, Usage
 from retinue.models.providers import ProviderModel
 from retinue.testing import ManualClock
 from tests.gates import pass_time
-from tests.models import wire
+from tests.models import streams
 from tests.models.certificates import self_signed
 from tests.models.kit import ADD, CHAT, CLAUDE, GPT, Heard, ask, provider, request, serving
 from tests.models.server import KEY, SSE, Answer, Server, environ, refusal
 
 ALL = (CLAUDE, CHAT, GPT)
 WHOLE = {
-    CLAUDE: wire.anthropic(wire.text("Hel", "lo"), wire.tool("c1", "add", '{"a"', ": 1}"), stop="tool_use"),
-    CHAT: wire.chat(content=["Hel", "lo"], calls=[("c1", "add", ['{"a"', ": 1}"])], finish="tool_calls"),
-    GPT: wire.responses(wire.message("Hel", "lo"), wire.function("c1", "add", '{"a"', ": 1}")),
+    CLAUDE: streams.anthropic(streams.text("Hel", "lo"), streams.tool("c1", "add", '{"a"', ": 1}"), stop="tool_use"),
+    CHAT: streams.chat(content=["Hel", "lo"], calls=[("c1", "add", ['{"a"', ": 1}"])], finish="tool_calls"),
+    GPT: streams.responses(streams.message("Hel", "lo"), streams.function("c1", "add", '{"a"', ": 1}")),
 }
 
 
@@ -90,14 +90,14 @@ async def test_money_that_is_spent_is_not_asked_for_again() -> None:
 
 async def test_overload_inside_a_stream() -> None:
     began = WHOLE[CLAUDE][:3]
-    error, heard, _ = await failure(CLAUDE, Answer([*began, wire.broke("overloaded_error", "Overloaded")]))
+    error, heard, _ = await failure(CLAUDE, Answer([*began, streams.broke("overloaded_error", "Overloaded")]))
     assert (error.status, error.transient, str(error)) == (529, True, "Server error (529): Overloaded")
     assert heard.of("text") == [error.partial] == ["Hel"]
     assert error.usage == Usage(10, 1)
 
 
 async def test_a_response_that_failed() -> None:
-    failed = wire.responses(wire.message("Hel"), status="failed")
+    failed = streams.responses(streams.message("Hel"), status="failed")
     error, _, _ = await failure(GPT, Answer(failed))
     assert (error.partial, error.usage, error.transient) == ("Hel", Usage(10, 7), True)
 

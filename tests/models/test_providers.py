@@ -1,4 +1,4 @@
-"""Replies of real provider SDKs, over a real wire, as our model port has them."""
+"""Replies of real provider SDKs, over a real connection, as our model port has them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,31 @@ import pytest
 from retinue.core.messages import AssistantTurn, Call, Thought, ToolSpec, ToolTurn, UserTurn
 from retinue.core.usage import Usage
 from retinue.models.providers import CUT_SHORT
-from tests.models import wire
+from tests.models import streams
 from tests.models.kit import ADD, CHAT, CLAUDE, GPT, ask, request, serving
 from tests.models.server import KEY, Answer
 
 SAID = {
-    CLAUDE: wire.anthropic(wire.text("Hel", "lo")),
-    CHAT: wire.chat(content=["Hel", "lo"]),
-    GPT: wire.responses(wire.message("Hel", "lo")),
+    CLAUDE: streams.anthropic(streams.text("Hel", "lo")),
+    CHAT: streams.chat(content=["Hel", "lo"]),
+    GPT: streams.responses(streams.message("Hel", "lo")),
 }
 CALLED = {
-    CLAUDE: wire.anthropic(
-        wire.text("Two."), wire.tool("c1", "add", '{"a"', ": 1}"), wire.tool("c2", "add", '{"a": 2}'), stop="tool_use"
+    CLAUDE: streams.anthropic(
+        streams.text("Two."),
+        streams.tool("c1", "add", '{"a"', ": 1}"),
+        streams.tool("c2", "add", '{"a": 2}'),
+        stop="tool_use",
     ),
-    CHAT: wire.chat(
+    CHAT: streams.chat(
         content=["Two."],
         calls=[("c1", "add", ['{"a"', ": 1}"]), ("c2", "add", ['{"a": 2}'])],
         finish="tool_calls",
     ),
-    GPT: wire.responses(
-        wire.message("Two."), wire.function("c1", "add", '{"a"', ": 1}"), wire.function("c2", "add", '{"a": 2}')
+    GPT: streams.responses(
+        streams.message("Two."),
+        streams.function("c1", "add", '{"a"', ": 1}"),
+        streams.function("c2", "add", '{"a": 2}'),
     ),
 }
 
@@ -76,8 +81,8 @@ async def test_a_tool_that_says_nothing_is_no_empty_block() -> None:
 
 
 async def test_thinking_keeps_its_signature_over_turns() -> None:
-    blocks = (wire.thinking("hm", "sig=="), wire.redacted("blob"), wire.tool("c1", "add", '{"a": 1}'))
-    async with serving(Answer(wire.anthropic(*blocks, stop="tool_use")), wire.said("3")) as server:
+    blocks = (streams.thinking("hm", "sig=="), streams.redacted("blob"), streams.tool("c1", "add", '{"a": 1}'))
+    async with serving(Answer(streams.anthropic(*blocks, stop="tool_use")), streams.said("3")) as server:
         reply, heard = await ask(CLAUDE, request(tools=[ADD]))
         assert heard.of("thinking") == ["hm"]
         assert reply.thoughts == (
@@ -92,8 +97,8 @@ async def test_thinking_keeps_its_signature_over_turns() -> None:
 
 
 async def test_encrypted_reasoning_goes_back_to_openai() -> None:
-    items = (wire.reasoning("rs_1", "enc==", "hm"), wire.function("c1", "add", '{"a": 1}'))
-    async with serving(Answer(wire.responses(*items)), Answer(SAID[GPT])) as server:
+    items = (streams.reasoning("rs_1", "enc==", "hm"), streams.function("c1", "add", '{"a": 1}'))
+    async with serving(Answer(streams.responses(*items)), Answer(SAID[GPT])) as server:
         reply, heard = await ask(GPT, request(tools=[ADD]))
         assert heard.of("thinking") == ["hm"]
         assert reply.thoughts == (Thought("hm", "thinking", "enc==", "rs_1", "openai"),)
@@ -133,9 +138,9 @@ async def test_usage_counts_the_cache() -> None:
         "prompt_tokens_details": {"cached_tokens": 100},
     }  # fmt: skip
     answers = (
-        wire.said("a", usage=claude),
-        Answer(wire.responses(wire.message("a"), usage=gpt)),
-        Answer(wire.chat(content=["a"], usage=chat)),
+        streams.said("a", usage=claude),
+        Answer(streams.responses(streams.message("a"), usage=gpt)),
+        Answer(streams.chat(content=["a"], usage=chat)),
     )
     async with serving(*answers) as server:
         spent = [(await ask(name))[0].usage for name in (CLAUDE, GPT, CHAT)]
@@ -145,11 +150,11 @@ async def test_usage_counts_the_cache() -> None:
 
 async def test_refusals() -> None:
     answers = (
-        wire.said("I will not.", stop="refusal"),
-        Answer(wire.anthropic(stop="refusal")),
-        Answer(wire.chat(refused="I cannot.")),
-        Answer(wire.chat(content=["x"], finish="content_filter")),
-        Answer(wire.responses(wire.message("I must not.", refused=True))),
+        streams.said("I will not.", stop="refusal"),
+        Answer(streams.anthropic(stop="refusal")),
+        Answer(streams.chat(refused="I cannot.")),
+        Answer(streams.chat(content=["x"], finish="content_filter")),
+        Answer(streams.responses(streams.message("I must not.", refused=True))),
     )
     async with serving(*answers):
         replies = [(await ask(name))[0] for name in (CLAUDE, CLAUDE, CHAT, CHAT, GPT)]
@@ -165,9 +170,9 @@ async def test_refusals() -> None:
 @pytest.mark.parametrize("args", ['{"a": 1', "[1]", '"a"', "nope"])
 async def test_arguments_that_are_no_object_are_told_to_the_model(args: str) -> None:
     answers = (
-        Answer(wire.anthropic(wire.tool("c1", "add", args), stop="tool_use")),
-        Answer(wire.chat(calls=[("c1", "add", [args])], finish="tool_calls")),
-        Answer(wire.responses(wire.function("c1", "add", args))),
+        Answer(streams.anthropic(streams.tool("c1", "add", args), stop="tool_use")),
+        Answer(streams.chat(calls=[("c1", "add", [args])], finish="tool_calls")),
+        Answer(streams.responses(streams.function("c1", "add", args))),
     )
     async with serving(*answers):
         for name in (CLAUDE, CHAT, GPT):
@@ -179,8 +184,8 @@ async def test_arguments_that_are_no_object_are_told_to_the_model(args: str) -> 
 @pytest.mark.parametrize("pieces", [(), ('{"a": 1',), ('{"a": 1}',)])
 async def test_a_call_at_the_token_limit_never_runs(pieces: tuple[str, ...]) -> None:
     """Even when what came happens to be whole: nobody knows what was to follow."""
-    blocks = (wire.tool("c0", "add", '{"a": 0}'), wire.tool("c1", "add", *pieces))
-    async with serving(Answer(wire.anthropic(*blocks, stop="max_tokens"))):
+    blocks = (streams.tool("c0", "add", '{"a": 0}'), streams.tool("c1", "add", *pieces))
+    async with serving(Answer(streams.anthropic(*blocks, stop="max_tokens"))):
         first, last = (await ask(CLAUDE, request(tools=[ADD])))[0].calls
     assert (first.args, first.problem) == ({"a": 0}, "")
     assert "token limit" in last.problem
@@ -188,9 +193,9 @@ async def test_a_call_at_the_token_limit_never_runs(pieces: tuple[str, ...]) -> 
 
 async def test_openai_at_the_token_limit() -> None:
     answers = (
-        Answer(wire.responses(wire.message("Hel"), status="incomplete")),
-        Answer(wire.responses(wire.function("c1", "add", '{"a"'), status="incomplete")),
-        Answer(wire.chat(calls=[("c1", "add", ['{"a"'])], finish="length")),
+        Answer(streams.responses(streams.message("Hel"), status="incomplete")),
+        Answer(streams.responses(streams.function("c1", "add", '{"a"'), status="incomplete")),
+        Answer(streams.chat(calls=[("c1", "add", ['{"a"'])], finish="length")),
     )
     async with serving(*answers):
         assert (await ask(GPT))[0].text == f"Hel\n{CUT_SHORT}"  # nobody takes it for the whole
@@ -200,7 +205,7 @@ async def test_openai_at_the_token_limit() -> None:
 
 
 async def test_no_arguments_are_an_empty_object() -> None:
-    async with serving(Answer(wire.anthropic(wire.tool("c1", "add"), stop="tool_use"))):
+    async with serving(Answer(streams.anthropic(streams.tool("c1", "add"), stop="tool_use"))):
         assert (await ask(CLAUDE, request(tools=[ADD])))[0].calls == (Call("c1", "add", {}),)
 
 

@@ -13,7 +13,7 @@ from retinue.core.messages import Reply, Request
 from retinue.core.usage import Usage
 from retinue.models.wrappers import ATTEMPTS, RetryingModel
 from retinue.testing import ManualClock
-from tests.models import wire
+from tests.models import streams
 from tests.models.kit import CLAUDE, Heard, provider, request, serving
 from tests.models.server import Answer, refusal
 
@@ -111,10 +111,10 @@ async def test_a_provider_that_says_when_is_taken_at_its_word(asked: float, wait
 
 
 async def test_one_429_holds_all_runs_of_the_model() -> None:
-    """The second run, which never saw the 429, does not call before the time is over. Over the real wire."""
+    """The second run, which never saw the 429, does not call before the time is over. Over the real streams."""
     clock, told = ManualClock(), asyncio.Event()
     async with (
-        serving(refusal(429, "wait", Retry_After="30"), wire.said("one"), wire.said("two")) as server,
+        serving(refusal(429, "wait", Retry_After="30"), streams.said("one"), streams.said("two")) as server,
         provider(CLAUDE, clock=clock) as plain,
     ):
         model = RetryingModel(plain, clock, chance=lambda: 0.0)
@@ -147,7 +147,7 @@ async def test_a_call_that_is_cut_is_asked_again_as_a_whole() -> None:
         if kind == "retry":
             told.set()
 
-    whole = wire.anthropic(wire.text("Hel"), wire.tool("c1", "add", '{"a"', ": 1}"), stop="tool_use")
+    whole = streams.anthropic(streams.text("Hel"), streams.tool("c1", "add", '{"a"', ": 1}"), stop="tool_use")
     async with serving(Answer(whole[:6], ending="cut"), Answer(whole)), provider(CLAUDE, clock=clock) as plain:
         asking = asyncio.create_task(RetryingModel(plain, clock).complete(request(), on_delta))
         await told.wait()

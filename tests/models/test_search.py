@@ -12,7 +12,7 @@ from retinue.core.messages import AssistantTurn
 from retinue.core.usage import Usage
 from retinue.log.threads import fold_thread
 from retinue.models.cassettes import Cassette
-from tests.models import wire
+from tests.models import streams
 from tests.models.kit import CHAT, CLAUDE, GPT, serving
 from tests.models.server import Answer
 from tests.supervisor.tree.kit import bodies
@@ -28,13 +28,13 @@ async def run(model: str, *tools: str, network: list[str]) -> tuple[Result[Any],
 
 async def test_anthropics_search_is_seen_and_its_results_go_back_to_it() -> None:
     blocks = [
-        wire.thinking("look", "s1"),
-        *wire.searched("srvtoolu_1", "what is new", FOUND),
-        wire.thinking("seen", "s2"),
-        wire.text("Let me see."),
-        wire.tool("c1", "glob", '{"pattern": "*"}'),
+        streams.thinking("look", "s1"),
+        *streams.searched("srvtoolu_1", "what is new", FOUND),
+        streams.thinking("seen", "s2"),
+        streams.text("Let me see."),
+        streams.tool("c1", "glob", '{"pattern": "*"}'),
     ]
-    async with serving(Answer(wire.anthropic(*blocks, stop="tool_use")), wire.said("All is new.")) as server:
+    async with serving(Answer(streams.anthropic(*blocks, stop="tool_use")), streams.said("All is new.")) as server:
         result, events = await run(CLAUDE, network=["*.a.com", "b.org"])
     assert result.final_response == "All is new."
     searched, _ = bodies(events, ToolCall)
@@ -56,8 +56,8 @@ async def test_anthropics_search_is_seen_and_its_results_go_back_to_it() -> None
 
 async def test_a_provider_that_pauses_while_it_searches_is_asked_to_go_on() -> None:
     """Asked anew it would only search, and cost, the same again."""
-    paused = wire.anthropic(*wire.searched("srvtoolu_1", "what is new", FOUND), stop="pause_turn")
-    async with serving(Answer(paused), wire.said("All is new.")) as server:
+    paused = streams.anthropic(*streams.searched("srvtoolu_1", "what is new", FOUND), stop="pause_turn")
+    async with serving(Answer(paused), streams.said("All is new.")) as server:
         result, events = await run(CLAUDE, network=["*"])
     assert (result.status, result.final_response, len(server.requests)) == ("done", "All is new.", 2)
     assert result.usage == Usage(20, 14)
@@ -68,8 +68,8 @@ async def test_a_provider_that_pauses_while_it_searches_is_asked_to_go_on() -> N
 
 
 async def test_a_search_that_failed_says_so_and_the_run_goes_on() -> None:
-    blocks = [*wire.searched("srvtoolu_1", "x", error="max_uses_exceeded"), wire.text("I do not know.")]
-    async with serving(Answer(wire.anthropic(*blocks))):
+    blocks = [*streams.searched("srvtoolu_1", "x", error="max_uses_exceeded"), streams.text("I do not know.")]
+    async with serving(Answer(streams.anthropic(*blocks))):
         result, events = await run(CLAUDE, network=["*"])
     assert result.status == "done"
     [told] = bodies(events, ToolResult)
@@ -77,8 +77,8 @@ async def test_a_search_that_failed_says_so_and_the_run_goes_on() -> None:
 
 
 async def test_openais_search_is_seen_with_its_sources() -> None:
-    items = (wire.web_search_call("ws_1", "what is new", "https://docs.a.com/notes"), wire.message("All."))
-    async with serving(Answer(wire.responses(*items))) as server:
+    items = (streams.web_search_call("ws_1", "what is new", "https://docs.a.com/notes"), streams.message("All."))
+    async with serving(Answer(streams.responses(*items))) as server:
         result, events = await run(GPT, network=["docs.a.com"])
     assert result.final_response == "All."
     assert bodies(events, ToolCall)[0].args["query"] == "what is new"
@@ -89,8 +89,8 @@ async def test_openais_search_is_seen_with_its_sources() -> None:
 
 async def test_where_it_cannot_be_it_is_not_offered_and_who_named_it_is_told() -> None:
     for model, answer, network, says in (
-        (CHAT, Answer(wire.chat(content=["ok"])), ["a.com"], "the provider of this model has no search"),
-        (CLAUDE, wire.said("ok"), [], "no host may be fetched"),
+        (CHAT, Answer(streams.chat(content=["ok"])), ["a.com"], "the provider of this model has no search"),
+        (CLAUDE, streams.said("ok"), [], "no host may be fetched"),
     ):
         async with serving(answer) as server:
             result, events = await run(model, "web_search", "glob", network=network)
@@ -101,9 +101,9 @@ async def test_where_it_cannot_be_it_is_not_offered_and_who_named_it_is_told() -
 
 
 async def test_a_cassette_has_the_searches_that_were_recorded() -> None:
-    blocks = [*wire.searched("srvtoolu_1", "what is new", FOUND), wire.text("All is new.")]
+    blocks = [*streams.searched("srvtoolu_1", "what is new", FOUND), streams.text("All is new.")]
     recorded = Cassette([], "all", str)
-    async with serving(Answer(wire.anthropic(*blocks))):
+    async with serving(Answer(streams.anthropic(*blocks))):
         with use_cassette(recorded):
             await run(CLAUDE, network=["a.com"])
     played = Cassette(recorded.list_kept(), "none", str)

@@ -33,7 +33,7 @@ from retinue.supervisor.tree import _TEXT_FIELDS, redact
 from retinue.testing import scripted
 from tests.gates import pass_time, until
 from tests.log.kit import make_spawned
-from tests.models import wire
+from tests.models import streams
 from tests.models.kit import CLAUDE
 from tests.models.server import Answer, Server, refusal
 from tests.sandbox.places import needs_bubblewrap
@@ -48,7 +48,7 @@ PLANTED = (KEY, TOKEN, PASSWORD)
 
 
 def call_of(name: str, **args: Any) -> Answer:
-    return wire.called("c1", name, args)
+    return streams.called("c1", name, args)
 
 
 ANSWERS = [
@@ -57,16 +57,16 @@ ANSWERS = [
     call_of("read", path=".env"),
     # A provider that knows the key, and says it in pieces, in a thought, in a call.
     Answer(
-        wire.anthropic(
-            wire.thinking(f"my key is {KEY}", "sig"),
-            wire.text("I say sk-pla", "nted-012345", f"6789abcdefghij and {TOKEN}"),
-            wire.tool("c2", "shell", json.dumps({"command": f"echo {KEY}; cat /proc/$$/cmdline /proc/$$/environ"})),
+        streams.anthropic(
+            streams.thinking(f"my key is {KEY}", "sig"),
+            streams.text("I say sk-pla", "nted-012345", f"6789abcdefghij and {TOKEN}"),
+            streams.tool("c2", "shell", json.dumps({"command": f"echo {KEY}; cat /proc/$$/cmdline /proc/$$/environ"})),
             stop="tool_use",
         )
     ),
     call_of("spawn_subagents", tasks=[{"task": f"use {KEY}", "task_context": TOKEN}]),
     refusal(401, f"invalid x-api-key: {KEY}, Authorization: Bearer {PASSWORD}"),
-    wire.said("The key is ", KEY[:9], KEY[9:], "."),
+    streams.said("The key is ", KEY[:9], KEY[9:], "."),
 ]
 
 

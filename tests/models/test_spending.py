@@ -16,7 +16,7 @@ from retinue.core.events import UsageReported, Warned
 from retinue.core.limits import OUTPUT_TOKENS
 from retinue.core.messages import Call, Reply, Request
 from retinue.core.usage import Usage
-from tests.models import wire
+from tests.models import streams
 from tests.models.kit import CHAT, CLAUDE, GPT, ask, serving
 from tests.models.server import Answer
 from tests.models.test_providers import SAID
@@ -36,7 +36,7 @@ async def test_no_reply_is_longer_than_was_reserved(name: str) -> None:
 
 async def test_a_real_model_has_a_cost_and_a_cost_limit_holds() -> None:
     profile = Profile("main", model=PRICED, tools=[])
-    async with serving(wire.said("Hello.")), retinue.open() as r:
+    async with serving(streams.said("Hello.")), retinue.open() as r:
         result = await r.run(profile, "go", limits=Limits(cost=Decimal("0.01")))
         none = await r.run(profile, "go", limits=Limits(cost=Decimal(0)))
     assert (result.error_details, result.final_response) == (None, "Hello.")
@@ -50,7 +50,7 @@ async def test_a_real_model_has_a_cost_and_a_cost_limit_holds() -> None:
 @pytest.mark.parametrize("limits", [Limits(tokens=1500), Limits(cost=Decimal("0.006"))])
 async def test_a_call_is_made_once_more_only_while_the_budget_lasts(limits: Limits) -> None:
     """A cut stream has its cost: six attempts must not be six calls over the budget."""
-    cut = Answer(wire.anthropic(wire.text("I was"), usage={"input_tokens": 999})[:4], ending="cut")
+    cut = Answer(streams.anthropic(streams.text("I was"), usage={"input_tokens": 999})[:4], ending="cut")
     async with serving(*[cut] * 20) as server:
         result, events = await run(Profile("main", model=PRICED, tools=[], limits=limits))
     assert (result.status, len(server.requests)) == ("limited", 2)
@@ -61,14 +61,14 @@ async def test_a_call_is_made_once_more_only_while_the_budget_lasts(limits: Limi
 @pytest.mark.finding("R3")
 async def test_the_message_of_a_spent_budget_says_when_a_part_is_estimated() -> None:
     """Also when a later attempt of the call, or a later call, was reported in full."""
-    cut = Answer(wire.anthropic(wire.text(WORDS), usage={"input_tokens": 999})[:5], ending="cut")
+    cut = Answer(streams.anthropic(streams.text(WORDS), usage={"input_tokens": 999})[:5], ending="cut")
     async with serving(*[cut] * 20):
         result, events = await run(Profile("main", model=PRICED, tools=[], limits=Limits(tokens=1500)))
     [reported] = bodies(events, UsageReported)
     assert reported.estimated
     used = f"({reported.usage.total_tokens:,} used, part of it estimated)"
     assert result.error_details == f"Run 'main' stopped: the budget of 1,500 tokens of the tree is spent {used}"
-    async with serving(cut, wire.said("ok", usage={"input_tokens": 50_000})):
+    async with serving(cut, streams.said("ok", usage={"input_tokens": 50_000})):
         result, events = await run(Profile("main", model=PRICED, tools=[], limits=Limits(cost=Decimal("0.1"))))
     [reported], [warned] = (
         bodies(events, UsageReported),
@@ -80,9 +80,11 @@ async def test_the_message_of_a_spent_budget_says_when_a_part_is_estimated() -> 
 
 async def test_what_attempts_spent_is_counted_once_whoever_waits_beside_them() -> None:
     """The second attempt of one child waits for the room that the others hold, like a call of its own."""
-    spawning = wire.called("c1", "spawn_subagents", {"tasks": [{"task": f"{n}", "subagent_type": "kid"} for n in "ab"]})
-    cut = Answer(wire.anthropic(wire.text("I was"), usage={"input_tokens": 20_000})[:4], ending="cut")
-    said = wire.said("ok", usage={"input_tokens": 20_000})
+    spawning = streams.called(
+        "c1", "spawn_subagents", {"tasks": [{"task": f"{n}", "subagent_type": "kid"} for n in "ab"]}
+    )
+    cut = Answer(streams.anthropic(streams.text("I was"), usage={"input_tokens": 20_000})[:4], ending="cut")
+    said = streams.said("ok", usage={"input_tokens": 20_000})
     kids = [Profile("kid", tools=[])]
     async with serving(spawning, cut, cut, *[said] * 5) as server:
         main = Profile("main", tools=["spawn_subagents"], limits=Limits(tokens=50_000))
@@ -112,7 +114,7 @@ WORDS = "a word and another " * 100
 
 def without_usage() -> list[bytes]:
     """Return a reply as a gateway sends it that reports no usage."""
-    return [event for event in wire.chat(content=[WORDS]) if b"prompt_tokens" not in event]
+    return [event for event in streams.chat(content=[WORDS]) if b"prompt_tokens" not in event]
 
 
 @pytest.mark.finding("R3")
@@ -121,7 +123,7 @@ async def test_the_usage_that_a_gateway_does_not_report_is_estimated() -> None:
         reply, _ = await ask(CHAT)
     assert reply.estimated and reply.usage.input_tokens > 0
     assert reply.usage.output_tokens >= len(WORDS) // 5
-    async with serving(Answer(wire.chat(content=[WORDS]))):
+    async with serving(Answer(streams.chat(content=[WORDS]))):
         reply, _ = await ask(CHAT)
     assert (reply.estimated, reply.usage.total_tokens) == (False, 17)
 
@@ -137,7 +139,7 @@ async def test_a_budget_holds_where_no_usage_is_reported() -> None:
 
 @pytest.mark.finding("R3")
 async def test_a_stream_that_is_cut_counts_an_estimate_of_what_came() -> None:
-    async with serving(Answer(wire.chat(content=[WORDS], finish=None))):
+    async with serving(Answer(streams.chat(content=[WORDS], finish=None))):
         with pytest.raises(ModelError) as raised:
             await ask(CHAT)
     assert raised.value.estimated and raised.value.usage.output_tokens >= len(WORDS) // 5

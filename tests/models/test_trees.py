@@ -19,7 +19,7 @@ from retinue.models.providers import build_messages
 from retinue.models.wrappers import ATTEMPTS
 from retinue.subagent import SubagentResult
 from retinue.testing import ManualClock
-from tests.models import wire
+from tests.models import streams
 from tests.models.kit import CHAT, CLAUDE, serving
 from tests.models.server import Answer, refusal
 from tests.supervisor.tree.kit import bodies
@@ -53,9 +53,9 @@ async def run(profile: Profile, task: str | Task = "go", **options: Any) -> tupl
 
 
 async def test_a_run_with_thinking_and_a_tool() -> None:
-    thinks = (wire.thinking("hm", "sig=="), wire.text("I add."), wire.tool("c1", "add", '{"a": 1}'))
+    thinks = (streams.thinking("hm", "sig=="), streams.text("I add."), streams.tool("c1", "add", '{"a": 1}'))
     usage = {"input_tokens": 10, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 20}
-    answers = (Answer(wire.anthropic(*thinks, stop="tool_use", usage=usage)), wire.said("It is done."))
+    answers = (Answer(streams.anthropic(*thinks, stop="tool_use", usage=usage)), streams.said("It is done."))
     async with serving(*answers) as server:
         result, events = await run(Profile("main", "You add.", model=CLAUDE, tools=[add]))
     assert (result.status, result.final_response, ADDED) == ("done", "It is done.", [1])
@@ -72,11 +72,11 @@ async def test_a_run_with_thinking_and_a_tool() -> None:
 async def test_thoughts_go_back_in_their_places() -> None:
     """A signature holds for a thought where it stood; Claude refuses a thread in which it was moved."""
     blocks = (
-        wire.thinking("first", "s1"), wire.text("One."), wire.thinking("second", "s2"),
-        wire.tool("c1", "add", '{"a": 1}'), wire.thinking("third", "s3"), wire.text(" Two."),
-        wire.tool("c2", "add", '{"a": 2}'),
+        streams.thinking("first", "s1"), streams.text("One."), streams.thinking("second", "s2"),
+        streams.tool("c1", "add", '{"a": 1}'), streams.thinking("third", "s3"), streams.text(" Two."),
+        streams.tool("c2", "add", '{"a": 2}'),
     )  # fmt: skip
-    async with serving(Answer(wire.anthropic(*blocks, stop="tool_use")), wire.said("done")) as server:
+    async with serving(Answer(streams.anthropic(*blocks, stop="tool_use")), streams.said("done")) as server:
         result, events = await run(Profile("main", model=CLAUDE, tools=[add]))
     assert (result.status, sorted(ADDED)) == ("done", [1, 2])
     sent = server.requests[1].body["messages"][1]["content"]
@@ -91,9 +91,9 @@ async def test_thoughts_go_back_in_their_places() -> None:
 @pytest.mark.finding("S13")
 @pytest.mark.requirement("CODEY-31")
 async def test_text_blocks_are_joined_by_newlines_and_calls_are_skipped() -> None:
-    first = (wire.text("One,", " two."), wire.tool("c1", "add", '{"a": 1}'), wire.text("Three."))
-    last = (wire.text("Four."), wire.text(""), wire.text("Fi", "ve."))
-    answers = (Answer(wire.anthropic(*first, stop="tool_use")), Answer(wire.anthropic(*last)))
+    first = (streams.text("One,", " two."), streams.tool("c1", "add", '{"a": 1}'), streams.text("Three."))
+    last = (streams.text("Four."), streams.text(""), streams.text("Fi", "ve."))
+    answers = (Answer(streams.anthropic(*first, stop="tool_use")), Answer(streams.anthropic(*last)))
     said: list[str] = []
     async with serving(*answers), retinue.open(mode="yes") as r:
         started = await r.spawn(Profile("main", model=CLAUDE, tools=[add]), "go")
@@ -108,23 +108,23 @@ async def test_text_blocks_are_joined_by_newlines_and_calls_are_skipped() -> Non
 
 
 async def test_after_a_search_a_text_that_is_cut_at_its_sources_stays_one_text() -> None:
-    cited = (wire.text("It was "), wire.text("1916"), wire.text(", they say."))
-    blocks = (wire.text("I look."), *wire.searched("srvtoolu_1", "when", ("Notes", "https://a.com/")), *cited)
-    async with serving(Answer(wire.anthropic(*blocks))):
+    cited = (streams.text("It was "), streams.text("1916"), streams.text(", they say."))
+    blocks = (streams.text("I look."), *streams.searched("srvtoolu_1", "when", ("Notes", "https://a.com/")), *cited)
+    async with serving(Answer(streams.anthropic(*blocks))):
         result, _ = await run(Profile("main", model=CLAUDE, tools=["web_search"]), network=["*"])
     assert result.final_response == "I look.\nIt was 1916, they say."
 
 
 async def test_text_that_is_only_space_does_not_go_back() -> None:
-    blocks = (wire.text("\n\n"), wire.tool("c1", "add", '{"a": 1}'))
-    async with serving(Answer(wire.anthropic(*blocks, stop="tool_use")), wire.said("done")) as server:
+    blocks = (streams.text("\n\n"), streams.tool("c1", "add", '{"a": 1}'))
+    async with serving(Answer(streams.anthropic(*blocks, stop="tool_use")), streams.said("done")) as server:
         await run(Profile("main", model=CLAUDE, tools=[add]))
     assert [part["type"] for part in server.requests[1].body["messages"][1]["content"]] == ["tool_use"]
 
 
 async def test_deltas_are_seen_while_the_model_speaks() -> None:
     hold = asyncio.Event()
-    async with serving(Answer(wire.anthropic(wire.text("Hel", "lo")), hold=hold)), retinue.open() as r:
+    async with serving(Answer(streams.anthropic(streams.text("Hel", "lo")), hold=hold)), retinue.open() as r:
         started = await r.spawn(Profile("main", model=CLAUDE, tools=[]), "go")
         seen: list[str] = []
         async for event in r.control.watch(started.tree, deltas=True):
@@ -147,8 +147,8 @@ async def test_calls_of_one_reply_run_side_by_side() -> None:
         await together.wait()
         return f"{who} met"
 
-    calls = (wire.tool("c1", "meet", '{"who": "a"}'), wire.tool("c2", "meet", '{"who": "b"}'))
-    async with serving(Answer(wire.anthropic(*calls, stop="tool_use")), wire.said("ok")) as server:
+    calls = (streams.tool("c1", "meet", '{"who": "a"}'), streams.tool("c2", "meet", '{"who": "b"}'))
+    async with serving(Answer(streams.anthropic(*calls, stop="tool_use")), streams.said("ok")) as server:
         result, _ = await run(Profile("main", model=CLAUDE, tools=[meet]))
     assert result.status == "done"
     sent = server.requests[1].body["messages"][-1]["content"]
@@ -161,23 +161,23 @@ async def test_models_of_profiles_and_of_tasks() -> None:
         {"task": "y", "subagent_type": "poet", "model": "anthropic:claude-task"},
         {"task": "z", "subagent_type": "plain"},
     ]
-    spawn = wire.called("c1", "spawn_subagents", {"tasks": tasks})
+    spawn = streams.called("c1", "spawn_subagents", {"tasks": tasks})
     profiles = [Profile("poet", model="anthropic:claude-poet", tools=[]), Profile("plain", tools=[])]
-    answers = (spawn, *[wire.said("ok")] * 4)
+    answers = (spawn, *[streams.said("ok")] * 4)
     async with serving(*answers) as server:
         result, _ = await run(Profile("main", tools=["spawn_subagents"]), profiles=profiles, model="anthropic:claude-m")
     assert result.status == "done"
     asked = [request.body["model"] for request in server.requests]
     assert sorted(asked[1:4]) == ["claude-m", "claude-poet", "claude-task"]
     assert asked[0] == asked[4] == "claude-m"
-    async with serving(wire.said("ok")) as server:
+    async with serving(streams.said("ok")) as server:
         await run(Profile("main", model="anthropic:claude-m", tools=[]), Task("go", model="anthropic:claude-other"))
     assert [request.body["model"] for request in server.requests] == ["claude-other"]
 
 
 async def test_a_call_that_is_cut_never_runs() -> None:
     """Not in any attempt; the attempts have an end; what each spent is counted once: the three tokens that came."""
-    whole = wire.anthropic(wire.text("I add."), wire.tool("c1", "add", '{"a": 1', "}"), stop="tool_use")
+    whole = streams.anthropic(streams.text("I add."), streams.tool("c1", "add", '{"a": 1', "}"), stop="tool_use")
     async with serving(*[Answer(whole[:6], ending="cut")] * 20) as server:
         result, events = await run(Profile("main", model=CLAUDE, tools=[add]))
     assert result.status == "disconnected"
@@ -190,7 +190,11 @@ async def test_a_call_that_is_cut_never_runs() -> None:
 
 
 async def test_a_provider_that_recovers() -> None:
-    answers = (refusal(529, "Overloaded", "overloaded_error"), refusal(429, "slow", Retry_After="20"), wire.said("ok"))
+    answers = (
+        refusal(529, "Overloaded", "overloaded_error"),
+        refusal(429, "slow", Retry_After="20"),
+        streams.said("ok"),
+    )
     async with serving(*answers) as server:
         result, events = await run(Profile("main", model=CLAUDE, tools=[]))
     assert (result.final_response, result.usage, len(server.requests)) == ("ok", Usage(10, 7), 3)
@@ -204,7 +208,7 @@ async def test_a_provider_that_recovers() -> None:
 @pytest.mark.finding("S13")
 @pytest.mark.requirement("SDK-12", "SDK-54")
 async def test_a_provider_that_does_not_recover_and_no_tool_is_blamed() -> None:
-    asks = Answer(wire.anthropic(wire.tool("c1", "add", '{"a": 1}'), stop="tool_use"))
+    asks = Answer(streams.anthropic(streams.tool("c1", "add", '{"a": 1}'), stop="tool_use"))
     async with serving(asks, *[refusal(500, "llm transport failed")] * ATTEMPTS) as server:
         result, _ = await run(Profile("main", model=CLAUDE, tools=[add]))
     assert (result.status, len(server.requests)) == ("failed", 1 + ATTEMPTS)
@@ -222,10 +226,10 @@ async def test_a_request_that_is_wrong_fails_at_once() -> None:
 @pytest.mark.parametrize("name", [CLAUDE, CHAT])
 async def test_arguments_that_are_no_json_go_back_to_the_model(name: str) -> None:
     bad = {
-        CLAUDE: wire.anthropic(wire.tool("c1", "add", '{"a": 1'), stop="tool_use"),
-        CHAT: wire.chat(calls=[("c1", "add", ['{"a": 1'])], finish="tool_calls"),
+        CLAUDE: streams.anthropic(streams.tool("c1", "add", '{"a": 1'), stop="tool_use"),
+        CHAT: streams.chat(calls=[("c1", "add", ['{"a": 1'])], finish="tool_calls"),
     }
-    good = {CLAUDE: wire.anthropic(wire.text("sorry")), CHAT: wire.chat(content=["sorry"])}
+    good = {CLAUDE: streams.anthropic(streams.text("sorry")), CHAT: streams.chat(content=["sorry"])}
     async with serving(Answer(bad[name]), Answer(good[name])) as server:
         result, events = await run(Profile("main", model=name, tools=[add]))
     assert (result.status, result.final_response, ADDED) == ("done", "sorry", [])
@@ -235,13 +239,16 @@ async def test_arguments_that_are_no_json_go_back_to_the_model(name: str) -> Non
 
 
 async def test_a_refusal_ends_the_run_refused() -> None:
-    async with serving(wire.said("I will not.", stop="refusal")):
+    async with serving(streams.said("I will not.", stop="refusal")):
         result, _ = await run(Profile("main", model=CLAUDE, tools=[]))
     assert (result.status, result.final_response) == ("refused", "I will not.")
 
 
 async def test_a_cancelled_run_lets_its_connection_go() -> None:
-    async with serving(Answer(wire.anthropic(wire.text("Hel"))[:3], ending="hang")) as server, retinue.open() as r:
+    async with (
+        serving(Answer(streams.anthropic(streams.text("Hel"))[:3], ending="hang")) as server,
+        retinue.open() as r,
+    ):
         started = await r.spawn(Profile("main", model=CLAUDE, tools=[]), "go")
         await server.asked(1)
         await started.cancel()
@@ -254,10 +261,10 @@ async def test_a_tool_that_a_model_makes_up_does_not_spoil_the_thread(name: str)
     """Providers refuse every later request that has a name or an id of another form than theirs."""
     call_id, made_up = "call 1/☃", "repo.read file"
     first = {
-        CLAUDE: wire.anthropic(wire.tool(call_id, made_up, "{}"), stop="tool_use"),
-        CHAT: wire.chat(calls=[(call_id, made_up, ["{}"]), ("", "", ["{}"])], finish="tool_calls"),
+        CLAUDE: streams.anthropic(streams.tool(call_id, made_up, "{}"), stop="tool_use"),
+        CHAT: streams.chat(calls=[(call_id, made_up, ["{}"]), ("", "", ["{}"])], finish="tool_calls"),
     }
-    last = {CLAUDE: wire.said("end"), CHAT: Answer(wire.chat(content=["end"]))}
+    last = {CLAUDE: streams.said("end"), CHAT: Answer(streams.chat(content=["end"]))}
     async with serving(Answer(first[name]), last[name]) as server:
         result, events = await run(Profile("main", model=name, tools=[add]))
     assert result.final_response == "end"

@@ -18,17 +18,17 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from retinue.installation import make_install_command
-from tests.models import wire
+from tests.models import streams
 from tests.models.server import Answer, Server
 
 ROOT = Path(__file__).parents[2]
 HELLO = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}\n'
 
 
-PROVIDERS = [("anthropic:claude-x", wire.said("from Anthropic"))]
+PROVIDERS = [("anthropic:claude-x", streams.said("from Anthropic"))]
 MORE_PROVIDERS = [  # in the soak: a new environment compiles the SDK of each first
-    ("openai-chat:gpt-x", Answer(wire.chat(content=["from OpenAI"]))),
-    ("ollama:qwen3", Answer(wire.chat(content=["from Ollama"]))),
+    ("openai-chat:gpt-x", Answer(streams.chat(content=["from OpenAI"]))),
+    ("ollama:qwen3", Answer(streams.chat(content=["from Ollama"]))),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The format of events on the wire, in both directions."""
+"""The format of reported events, in both directions."""
 
 import json
 from datetime import datetime

@@ -114,12 +114,14 @@ def bind(port: int = 0) -> tuple[socket.socket, str]:
 
 @asynccontextmanager
 async def serve_agent(
-    act: Act, port: int = 0, *, wire: tuple[str, str] | None = None, **card: Any
+    act: Act, port: int = 0, *, binding: tuple[str, str] | None = None, **card: Any
 ) -> AsyncIterator[tuple[str, Agent]]:
-    """Serve a plain agent of the SDK and yield its address. With a `wire` it speaks one version over one binding."""
+    """Serve a plain SDK agent and yield its address. With a `binding` it speaks only this version and transport."""
     bound, url = bind(port)
-    if wire is not None:
-        card["supported_interfaces"] = [AgentInterface(url=url, protocol_version=wire[0], protocol_binding=wire[1])]
+    if binding is not None:
+        card["supported_interfaces"] = [
+            AgentInterface(url=url, protocol_version=binding[0], protocol_binding=binding[1])
+        ]
     agent, made = Agent(act), make_card(url, **card)
     handler = DefaultRequestHandler(agent_executor=agent, task_store=InMemoryTaskStore(), agent_card=made)
     routes = [

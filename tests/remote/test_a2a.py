@@ -103,9 +103,9 @@ async def test_notices_of_a_foreign_agent_are_calls_and_its_words_the_answer(
     assert said == [f"Streamed + accumulated text from status-update: {size} chars" for size in (45, 46, 19)]
 
 
-@pytest.mark.parametrize("wire", [(version, way) for version in ("1.0", "0.3") for way in ("JSONRPC", "HTTP+JSON")])
-async def test_every_wire_that_an_agent_may_speak(tmp_path: Path, wire: tuple[str, str]) -> None:
-    async with serve_agent(answer_as_seed, wire=wire) as (url, agent), supervise(tmp_path) as supervisor:
+@pytest.mark.parametrize("binding", [(version, way) for version in ("1.0", "0.3") for way in ("JSONRPC", "HTTP+JSON")])
+async def test_every_binding_that_an_agent_may_speak(tmp_path: Path, binding: tuple[str, str]) -> None:
+    async with serve_agent(answer_as_seed, binding=binding) as (url, agent), supervise(tmp_path) as supervisor:
         result = await (await supervisor.spawn(make_profile(url), Task("show version"))).result()
     assert (result.status, result.final_response, result.tool_count) == ("done", "ArgoCD runs v2.9.3.", 1)
     assert len(agent.asked) == 1
@@ -338,8 +338,8 @@ async def test_what_an_agent_said_while_the_connection_was_lost_is_not_lost(tmp_
         await updater.complete()
 
     async with Proxy() as proxy, supervise(tmp_path) as supervisor:
-        wire = [AgentInterface(url=proxy.url, protocol_binding="JSONRPC", protocol_version="1.0")]
-        async with serve_agent(act, supported_interfaces=wire) as (url, agent):
+        interfaces = [AgentInterface(url=proxy.url, protocol_binding="JSONRPC", protocol_version="1.0")]
+        async with serve_agent(act, supported_interfaces=interfaces) as (url, agent):
             proxy.target = int(url.rpartition(":")[2])
             run = await supervisor.spawn(make_profile(proxy.url, reconnect_timeout=30.0, idle_timeout=0.5), Task("go"))
             await began.wait()
@@ -407,8 +407,8 @@ async def test_an_answer_after_a_lost_connection_is_the_one_that_the_agent_has(
     assert [said.text for said in bodies(events, Message) if not said.final] == ["Thinking..."]
 
 
-@pytest.mark.parametrize("wire", [(version, way) for version in ("1.0", "0.3") for way in ("JSONRPC", "HTTP+JSON")])
-async def test_a_peer_that_forgot_its_task_is_not_called_again(tmp_path: Path, wire: tuple[str, str]) -> None:
+@pytest.mark.parametrize("binding", [(version, way) for version in ("1.0", "0.3") for way in ("JSONRPC", "HTTP+JSON")])
+async def test_a_peer_that_forgot_its_task_is_not_called_again(tmp_path: Path, binding: tuple[str, str]) -> None:
     began = asyncio.Event()
 
     async def act(updater: TaskUpdater, context: RequestContext) -> None:
@@ -420,10 +420,10 @@ async def test_a_peer_that_forgot_its_task_is_not_called_again(tmp_path: Path, w
     bound.close()
     port = int(url.rpartition(":")[2])
     async with supervise(tmp_path) as supervisor:
-        async with serve_agent(act, port, wire=wire) as (_, agent):
+        async with serve_agent(act, port, binding=binding) as (_, agent):
             run = await supervisor.spawn(make_profile(url, reconnect_timeout=20.0), Task("go"))
             await began.wait()
-        async with serve_agent(answer_as_seed, port, wire=wire) as (_, other):
+        async with serve_agent(answer_as_seed, port, binding=binding) as (_, other):
             result = await run.result()
     assert (result.status, agent.asked, other.asked) == ("disconnected", ["go"], [])
     assert result.error_details is not None and "not called again" in result.error_details
@@ -536,8 +536,8 @@ async def serve_refusals(*statuses: int) -> AsyncIterator[tuple[str, list[str]]]
         tokens.append(request.headers.get("authorization", ""))
         return Response("no", statuses[min(len(tokens), len(statuses)) - 1], headers={"location": "/elsewhere"})
 
-    wire = [AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version="1.0")]
-    card = create_agent_card_routes(make_card(url, supported_interfaces=wire))
+    interfaces = [AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version="1.0")]
+    card = create_agent_card_routes(make_card(url, supported_interfaces=interfaces))
     async with run_app([*card, Route("/{path:path}", refuse, methods=["POST"])], bound):
         yield url, tokens
 

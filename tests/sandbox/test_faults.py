@@ -71,7 +71,7 @@ def read_state(pid: int) -> str:
         return "X"
 
 
-class Wire:
+class FaultyChannel:
     """All frames of one run, counted. The fault happens before the frame with this number is passed on."""
 
     def __init__(self, fault: Fault | None = None, at: int = 0, lie: tool_server.FromServer | None = None) -> None:
@@ -106,9 +106,9 @@ class Wire:
 
 
 class CountedProcess(Process):
-    """A process that its wire knows."""
+    """A process that its channel knows."""
 
-    wire: Wire
+    channel: FaultyChannel
     is_killed = False
 
     def _kill(self) -> None:
@@ -117,8 +117,8 @@ class CountedProcess(Process):
 
     def start(self) -> None:
         super().start()
-        self.wire.processes.append(self)
-        self.wire.pids.append(self._group.pid)
+        self.channel.processes.append(self)
+        self.channel.pids.append(self._group.pid)
 
     def find_tool_server(self) -> int:
         """Its pid: in a real sandbox the first child of the first process inside."""
@@ -126,9 +126,9 @@ class CountedProcess(Process):
 
 
 async def play(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path, builder: SandboxBuilder | None = None
+    channel: FaultyChannel, monkeypatch: pytest.MonkeyPatch, folder: Path, builder: SandboxBuilder | None = None
 ) -> tuple[list[Event], str]:
-    """Play the script in a sandbox with this wire; its events, and what stands in its log file."""
+    """Play the script in a sandbox with this channel; its events, and what stands in its log file."""
 
     class CountedChannel(FrameChannel):
         def __init__(self, *args: Any, on_frame: Callable[[Any], None], **options: Any) -> None:
@@ -137,13 +137,13 @@ async def play(
 
         def _take(self, frame: Any) -> None:
             if not isinstance(frame, tool_server.Output):
-                wire.pass_frame(self._deliver)
+                channel.pass_frame(self._deliver)
             if not self.closed:
                 self._deliver(frame)
 
         def send(self, frame: tool_server.Frame) -> None:
             try:
-                wire.pass_frame(self._deliver)
+                channel.pass_frame(self._deliver)
             except ProtocolError as error:
                 self._end(error)
             super().send(frame)
@@ -156,7 +156,7 @@ async def play(
 
     monkeypatch.setattr(tool_server_session, "FrameChannel", CountedChannel)
     monkeypatch.setattr(tool_server_session, "FILE_SECONDS", 60.0)
-    ThisProcess.wire = wire
+    ThisProcess.channel = channel
     builder = copy.copy(builder or NoProtection(SERVES))
     builder.process = ThisProcess
     owner = make_supervisor(Parts(folder, folder / ".retinue", mode="ask", approver=AttachedApprover(allow)))
@@ -196,9 +196,9 @@ def check(fault: Fault, starts: int, events: list[Event], written: str) -> None:
 async def test_the_script_has_so_many_frames_and_leaves_its_lines(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    wire = Wire()
-    events, written = await play(wire, monkeypatch, tmp_path)
-    assert (wire.count, len(wire.processes)) == (FRAMES, 1)
+    channel = FaultyChannel()
+    events, written = await play(channel, monkeypatch, tmp_path)
+    assert (channel.count, len(channel.processes)) == (FRAMES, 1)
     assert sorted(written.splitlines()) == ["fine in Rome", "first", "last"]
     assert bodies(events, RunEnded)[0].status == "done"
 
@@ -221,12 +221,12 @@ def _moments() -> list[Any]:
     return moments
 
 
-async def play_fault(wire: Wire, *options: Any) -> None:
-    assert wire.fault is not None
-    events, written = await play(wire, *options)
-    check(wire.fault, len(wire.processes), events, written)
-    assert wire.count >= wire.at
-    for pid in wire.pids:
+async def play_fault(channel: FaultyChannel, *options: Any) -> None:
+    assert channel.fault is not None
+    events, written = await play(channel, *options)
+    check(channel.fault, len(channel.processes), events, written)
+    assert channel.count >= channel.at
+    for pid in channel.pids:
         assert not Path("/proc", str(pid)).exists()
 
 
@@ -234,7 +234,7 @@ async def play_fault(wire: Wire, *options: Any) -> None:
 async def test_a_fault_at_any_frame_costs_the_calls_in_flight_at_most(
     fault: Fault, lie: tool_server.FromServer | None, at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    await play_fault(Wire(fault, at, lie), monkeypatch, tmp_path)
+    await play_fault(FaultyChannel(fault, at, lie), monkeypatch, tmp_path)
 
 
 @needs_bubblewrap
@@ -243,6 +243,8 @@ async def test_a_fault_of_a_real_sandbox_costs_the_calls_in_flight_at_most(
     fault: Fault, lie: tool_server.FromServer | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tmp_path.chmod(0o755)
-    wire = Wire(fault, FRAMES // 2, lie)
-    await play_fault(wire, monkeypatch, tmp_path, probe_bubblewrap())
-    assert fault == "lies" or wire.pids[1] != wire.pids[0]  # the tool server itself, not the program that started it
+    channel = FaultyChannel(fault, FRAMES // 2, lie)
+    await play_fault(channel, monkeypatch, tmp_path, probe_bubblewrap())
+    assert (
+        fault == "lies" or channel.pids[1] != channel.pids[0]
+    )  # the tool server itself, not the program that started it

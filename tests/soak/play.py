@@ -1,4 +1,4 @@
-"""Playing a case to its end, with a log that can be asked afterwards and a wire that can be pulled on the way."""
+"""Playing a case to its end, with a log that can be asked afterwards and an action that can be taken on the way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.soak.witness import KIDS, Tee, Witness
 QUIET_TURNS = 200
 SECONDS = 150.0  # only ends what hangs
 
-Wire = Callable[[Retinue, RunHandle], Coroutine[Any, Any, None]]
+Action = Callable[[Retinue, RunHandle], Coroutine[Any, Any, None]]
 
 
 @dataclass
@@ -36,10 +36,10 @@ class Played:
 
 @dataclass(frozen=True)
 class Trip:
-    """A wire that is pulled `turns` turns of the event loop after event number `at`. In a tree that `hangs`, the wire
-    is pulled once nothing happens any more, and the primary is cancelled when that is true again."""
+    """An action that is taken `turns` turns of the event loop after event number `at`. In a tree that `hangs`, it is
+    taken once nothing happens any more, and the primary is cancelled when that is true again."""
 
-    wire: Wire
+    action: Action
     at: int
     turns: int = 0
     hangs: bool = False
@@ -79,18 +79,18 @@ async def _play(case: Wild, folder: Path, *, durable: bool, trip: Trip | None) -
             tee.at, tee.turns = trip.at, trip.turns
         run = await r.spawn(witness.primary(), "go", limits=None if trip is None else trip.limits)
         if trip is not None:
-            tee.wire = lambda: trip.wire(r, run)
+            tee.action = lambda: trip.action(r, run)
         watching = asyncio.create_task(_watch(run))
         ending = asyncio.create_task(run.result())
         if trip is not None and trip.hangs:
-            await _when_quiet(tee, ending, tee.pull)
+            await _when_quiet(tee, ending, tee.take_action)
             await _when_quiet(tee, ending, lambda: asyncio.ensure_future(run.cancel()))
         result = await ending
         seen = await watching
         held = await r.control.log.read(run.tree)
-        tee.wire = None  # too late now
-        if tee.pulled is not None:
-            await tee.pulled
+        tee.action = None  # too late now
+        if tee.acting is not None:
+            await tee.acting
     await check_no_tasks(before)
     return Played(witness, result, await tee.memory.read(run.tree), seen, held)
 

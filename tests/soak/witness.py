@@ -144,7 +144,7 @@ KIDS = (Profile("alpha"), Profile("beta"), Profile("typed", output=ANSWER))
 
 
 class Tee(ForwardingLog):
-    """A log before another that keeps all it was given in memory too, and at event number `at` pulls a wire."""
+    """A log before another that keeps all it was given in memory too, and at event number `at` takes an action."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(log)
@@ -152,22 +152,22 @@ class Tee(ForwardingLog):
         self.memory = MemoryLog()
         self.count = 0
         self.at: int | None = None
-        self.wire: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self.action: Callable[[], Coroutine[Any, Any, None]] | None = None
         self.turns = 0
-        self.pulled: asyncio.Task[None] | None = None
+        self.acting: asyncio.Task[None] | None = None
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         self.count += 1
         self.memory.append(event)
         if self.count == self.at:
-            asyncio.get_running_loop().call_soon(self.pull)
+            asyncio.get_running_loop().call_soon(self.take_action)
         return self.log.append(event, wait)
 
-    def pull(self) -> None:
-        """Pulls the wire `turns` turns of the loop from now, once."""
+    def take_action(self) -> None:
+        """Take the action `turns` turns of the loop from now, once."""
         if self.turns > 0:
             self.turns -= 1
-            asyncio.get_running_loop().call_soon(self.pull)
+            asyncio.get_running_loop().call_soon(self.take_action)
             return
-        if self.wire is not None and self.pulled is None:
-            self.pulled = asyncio.create_task(self.wire())
+        if self.action is not None and self.acting is None:
+            self.acting = asyncio.create_task(self.action())

@@ -31,7 +31,7 @@ from tests.supervisor.tree.kit import bodies
 
 @asynccontextmanager
 async def losing(h: ServedSupervisor, *, answers: int) -> AsyncIterator[ControlClient]:
-    """A client behind a wire that lets every request through and loses that many answers."""
+    """A client behind a connection that lets every request through and loses that many answers."""
     left, passing = answers, set[asyncio.Task[None] | None]()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

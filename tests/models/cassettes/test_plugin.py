@@ -17,7 +17,7 @@ from retinue.core.messages import Reply, Request, RunRef
 from retinue.core.records import RecordedExchange, RecordedRequest
 from retinue.models.cassettes import Cassette, RunNames, redact_keys
 from tests.docs.test_docs import ROOT, snippets
-from tests.models import wire
+from tests.models import streams
 from tests.models.cassettes.kit import Suite
 from tests.models.server import KEY, Answer, Server
 
@@ -46,15 +46,17 @@ TELLS = {"text": "Tea costs 5."}
 ANSWERS = {
     CLAUDE: lambda: [
         Answer(
-            wire.anthropic(
-                wire.thinking("look it up", "sig=="), wire.tool("c1", "lookup", '{"word": "tea"}'), stop="tool_use"
+            streams.anthropic(
+                streams.thinking("look it up", "sig=="),
+                streams.tool("c1", "lookup", '{"word": "tea"}'),
+                stop="tool_use",
             )
         ),
-        wire.said("Tea ", "costs 5."),
+        streams.said("Tea ", "costs 5."),
     ],
     GPT: lambda: [
-        Answer(wire.responses(wire.function("c1", "lookup", '{"word": "tea"}'))),
-        Answer(wire.responses(wire.message("Tea costs 5."))),
+        Answer(streams.responses(streams.function("c1", "lookup", '{"word": "tea"}'))),
+        Answer(streams.responses(streams.message("Tea costs 5."))),
     ],
 }
 
@@ -106,7 +108,7 @@ async def test_recorded_once_it_plays_without_a_server_or_a_key(suite: Suite) ->
 async def test_the_test_of_the_docs_records_and_plays(suite: Suite) -> None:
     [code] = snippets(ROOT / "docs/testing.md", "python")
     suite.write(code)
-    async with Server(wire.called("c1", "price", {"product": "tea"}), wire.said("Tea is 5 EUR.")) as server:
+    async with Server(streams.called("c1", "price", {"product": "tea"}), streams.said("Tea is 5 EUR.")) as server:
         await suite.passes(NEW, env=server.environ())
     assert "tea: 5 EUR" in suite.cassette("test_the_clerk_knows_the_price_of_tea").read_text()
     await suite.passes()

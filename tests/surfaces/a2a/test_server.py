@@ -66,7 +66,7 @@ async def follow_until_working(client: Client, text: str) -> tuple[str, AsyncIte
 
 
 @pytest.mark.parametrize(("version", "binding"), WIRES)
-async def test_every_wire_streams_and_reads_a_task(tmp_path: Path, version: str, binding: str) -> None:
+async def test_every_binding_streams_and_reads_a_task(tmp_path: Path, version: str, binding: str) -> None:
     async with (
         serve(tmp_path, make_supervisor()) as server,
         connect(server, version=version, binding=binding) as client,
@@ -83,7 +83,7 @@ async def test_every_wire_streams_and_reads_a_task(tmp_path: Path, version: str,
 
 
 @pytest.mark.parametrize(("version", "binding"), WIRES)
-async def test_every_wire_cancels_and_subscribes_again(tmp_path: Path, version: str, binding: str) -> None:
+async def test_every_binding_cancels_and_subscribes_again(tmp_path: Path, version: str, binding: str) -> None:
     async with (
         serve(tmp_path, make_argocd(HANGS)) as server,
         connect(server, version=version, binding=binding) as client,

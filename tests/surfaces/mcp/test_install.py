@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.models import wire
+from tests.models import streams
 from tests.models.server import KEY, Server
 from tests.surfaces.cli.shell import PROVIDER, Project, environment, find_quick_command
 from tests.surfaces.mcp.kit import Pipe
@@ -105,7 +105,7 @@ async def test_a_server_that_a_client_starts_has_the_key_the_model_and_the_addre
     """The keys are in the user's shell; base URL and model too. A subagent answers with what was installed."""
     printed = await asyncio.to_thread(install, project, client)
     found = entry(client, printed.stdout[printed.stdout.index("[mcp_servers" if client == "codex" else "{\n") :])
-    async with Server(wire.said("the model was reached")) as server:
+    async with Server(streams.said("the model was reached")) as server:
         shell = environment(**SHELL | {"ANTHROPIC_BASE_URL": server.environ()["ANTHROPIC_BASE_URL"]})
         del shell["XDG_STATE_HOME"]
         env = started_by(client, found, shell) | environment()
