@@ -21,6 +21,7 @@ from retinue.core.events import (
     RunSpawned,
     ToolCall,
     ToolResult,
+    ToolStarted,
 )
 from retinue.core.messages import RunRef
 from retinue.core.remote_agents import A2aAgent
@@ -120,14 +121,17 @@ async def test_depth_time_and_budget_of_the_caller_hold_there(tmp_path: Path) ->
 
 async def test_a_question_there_is_answered_at_the_root(tmp_path: Path) -> None:
     argocd = make_argocd(DEPLOYS)
+    events = []
     async with serve(tmp_path / "there", argocd, asks_client=True) as server, supervise(tmp_path / "h") as supervisor:
         run = await supervisor.spawn(make_profile(server.url), Task("deploy"))
         async for event in run.events():
+            events.append(event)
             if isinstance(event.body, ApprovalAsked):
                 [asked] = await supervisor.pending()
                 assert (asked.tool, asked.args, event.body.approval_id) == ("deploy", {"target": "prod"}, asked.id)
                 assert await supervisor.answer(asked.id, Allow(), by="user") == "taken"
         assert (await run.result()).final_response == "deployed to prod"
+    assert len(bodies(events, ToolStarted)) == 1
 
 
 async def test_a_question_two_servers_away_is_answered_at_the_root(tmp_path: Path) -> None:

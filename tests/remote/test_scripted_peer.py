@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import aclosing
 from dataclasses import replace
@@ -23,6 +24,7 @@ from retinue.core.events import (
     RunStarted,
     ToolCall,
     ToolResult,
+    ToolStarted,
     TurnEnded,
     TurnStarted,
     UsageReported,
@@ -86,11 +88,15 @@ async def test_limits_and_trace_travel_down_and_the_reference_is_logged_before_t
 
 
 async def test_a_run_streams_asks_hears_and_spends_from_our_budget(tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
     async def script(run: PeerRun) -> None:
         run.say(RunStarted("theirs", ("net", "proxy")))
         run.say(TurnStarted(1))
         run.say(ASKED)
         assert isinstance(await run.answers.get(), Allow)
+        run.say(ToolStarted("c1"))
+        begun.set()
         assert await run.words.get() == "left"
         run.say(ToolResult("c1", "shell", "fine", sandbox=("net",)))
         run.say(UsageReported("their-model", Usage(70, 30)))
@@ -101,7 +107,7 @@ async def test_a_run_streams_asks_hears_and_spends_from_our_budget(tmp_path: Pat
     await until(lambda: bool(supervisor.approvals.pending()))
     assert run.view.state == "waiting_approval"
     supervisor.approvals.answer(supervisor.approvals.pending()[0].id, Allow(), by="user")
-    await until(lambda: not run.view.approvals)
+    await begun.wait()
     assert (await supervisor.send(run.ref.tree, 0, "left")).state == "queued"
     await run.join()
     result = run.result()

@@ -347,7 +347,7 @@ class Adoption:
         if verdict.what != "allow" or verdict.rule:
             try:
                 decision = await self._approvals.decide(
-                    self._tree, run, call, spec=spec, preview=body.preview, verdict=verdict
+                    self._tree, run, call, spec=spec, preview=body.preview, verdict=verdict, runs_here=False
                 )
             except Unconfirmed:
                 decision = Deny(NOBODY_ASKED)

@@ -99,10 +99,18 @@ class Approvals:
     # Asking
 
     async def decide(
-        self, tree: Tree, run: Run, call: Call, *, spec: ToolSpec, preview: Preview | str, verdict: Verdict
+        self,
+        tree: Tree,
+        run: Run,
+        call: Call,
+        *,
+        spec: ToolSpec,
+        preview: Preview | str,
+        verdict: Verdict,
+        runs_here: bool = True,
     ) -> Decision:
         """Decide about a call that the policy does not simply allow. The decision is written before it takes
-        effect."""
+        effect. The start of a call that does not run here is for its peer to report."""
         tool = join_seal(call.name, spec.seal)
         standing = self._find_standing(tree.id, run.ref.run, tool, verdict)
         if verdict.what != "ask" or standing:
@@ -124,7 +132,10 @@ class Approvals:
         self._asked[tree.id] += 1
         approval = _make_approval(tree, run, call, spec=spec, preview=shown, verdict=verdict, project=self._project)
         approval = msgspec.structs.replace(approval, number=self._asked[tree.id])
-        return await self._ask(Question(tree=tree, run=run, call=call, spec=spec, approval=approval))
+        decision = await self._ask(Question(tree=tree, run=run, call=call, spec=spec, approval=approval))
+        if isinstance(decision, Allow) and runs_here:
+            await write_started(tree, run, call)
+        return decision
 
     async def _ask(self, question: Question) -> Decision:
         """Ask a question and wait for its answer, while the clocks of the run and its ancestors are paused."""
@@ -149,8 +160,6 @@ class Approvals:
             await question.written
         if decision is None:
             raise _make_unconfirmed(question.tree, run, question.call)
-        if isinstance(decision, Allow):
-            await write_started(question.tree, run, question.call)
         return decision
 
     def _is_attended(self, tree: Tree) -> bool:
