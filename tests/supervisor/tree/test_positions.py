@@ -23,9 +23,9 @@ def test_every_field_of_a_result() -> None:
     changed = (ChangedFile("added", "file"),)
     ended = RunEnded("failed", "final_response", 3, "error_details", "partial", "structured", "", changed, 9, "code")
     logs = (ToolLog("read", "Read", "", "1 lines", True, 0),)
-    place = RunStarted("isolated", ("uid", "net"))
+    started = RunStarted("isolated", ("uid", "net"))
     view = RunView(
-        7, "path", "name", 0.0, spawned, place=place, sandbox=("uid",), ended=ended, turns=1, tool_count=2,
+        7, "path", "name", 0.0, spawned, started=started, sandbox=("uid",), ended=ended, turns=1, tool_count=2,
         tool_logs=logs, usage=Usage(5, 6), cost=Decimal(4), warnings=("warning",),
     )  # fmt: skip
     result = view.result("tree")
