@@ -194,8 +194,8 @@ class Blocks:
             case Warned(text=text):
                 return _make_warning_block(event, seen, *self._name_run(event, seen), ("plain", text))
             case Gap(count=count, reason=reason):
-                missing = "1 event is" if count == 1 else f"{count} events are"
-                return _make_warning_block(event, seen, ("plain", f"{missing} missing: {reason}"))
+                said = f"1 event is missing: {reason}" if count == 1 else f"{count} events are missing: {reason}"
+                return _make_warning_block(event, seen, ("plain", said))
             case AnswerGiven() | VoteCast() | AnswersShown() | MemberLost() | TeamDecided():
                 return self._make_team_block(event, seen, event.body)
             case RunWaiting() as waiting:
