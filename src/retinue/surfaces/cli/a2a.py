@@ -32,7 +32,7 @@ from retinue.files.state_owner import claim_state_folder
 from retinue.files.token_file import load_token
 from retinue.surfaces.cli.foreground import run_tree
 from retinue.surfaces.cli.host_process import kill_trees, open_process
-from retinue.surfaces.cli.live import ServerScreen
+from retinue.surfaces.cli.live import ServerScreen, catch_telemetry_warnings
 from retinue.surfaces.cli.main import add_actions, get_version
 from retinue.surfaces.cli.options import (
     add_context_option,
@@ -380,6 +380,7 @@ class _A2aHost:
         async with AsyncExitStack() as stack:
             stack.callback(self._thread.close)
             stack.push_async_callback(self._thread.drain)
+            stack.enter_context(catch_telemetry_warnings(self._say))
             process = open_process(self._parts, self._say, serves=not self._args.no_control, prepares=False)
             async with process as (control, signals):
                 signals.set_actions(stop.set, lambda: kill_trees(control), self._say)

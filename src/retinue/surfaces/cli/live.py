@@ -231,19 +231,28 @@ class ServerScreen:
 class TelemetryWarnings(logging.Handler):
     """A log handler that keeps one warning, because later ones mostly repeat it.
 
-    Keeps the first warning of the library, unless Retinue's own logger has a warning."""
+    Keeps the first warning of the library, unless Retinue's own logger has a warning. `say` shows each warning that it
+    keeps, at once."""
 
     first = ""
+
+    def __init__(self, say: Callable[[str], object] | None) -> None:
+        super().__init__(logging.WARNING)
+        self._say, self._loop = say, asyncio.get_running_loop()
 
     def emit(self, record: logging.LogRecord) -> None:
         if not self.first or record.name == _TELEMETRY_LOGGERS[-1]:
             self.first = record.getMessage()
+            if self._say is not None:
+                with suppress(RuntimeError):  # the event loop is closed
+                    self._loop.call_soon_threadsafe(self._say, f"warning: telemetry: {self.first}")
 
 
 @contextmanager
-def catch_telemetry_warnings() -> Iterator[TelemetryWarnings]:
-    """Collect the warnings of telemetry, and keep them off the live screen."""
-    words, loggers = TelemetryWarnings(logging.WARNING), [logging.getLogger(name) for name in _TELEMETRY_LOGGERS]
+def catch_telemetry_warnings(say: Callable[[str], object] | None = None) -> Iterator[TelemetryWarnings]:
+    """Keep the warnings of telemetry off the screen, and one of them for later. A server passes `say` to show it at
+    once."""
+    words, loggers = TelemetryWarnings(say), [logging.getLogger(name) for name in _TELEMETRY_LOGGERS]
     before = [logger.propagate for logger in loggers]
     for logger in loggers:
         logger.propagate = False

@@ -18,7 +18,7 @@ from retinue.core.limits import SPAWNED_SECONDS
 from retinue.core.messages import RunRef
 from retinue.protocol.inherited_limits import read_process_limits
 from retinue.surfaces.cli.host_process import kill_trees, open_process
-from retinue.surfaces.cli.live import ServerScreen
+from retinue.surfaces.cli.live import ServerScreen, catch_telemetry_warnings
 from retinue.surfaces.cli.options import add_level_options, add_options, parse_seconds
 from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.cli.startup import check_sandbox, make_printer, prepare, require_model
@@ -78,27 +78,28 @@ async def _watch_outbox(args: argparse.Namespace, parts: Parts, printer: Printer
         parts = replace(parts, approver=attach_terminal(printer))
     assert parts.state is not None
     try:
-        async with open_process(parts, say, serves=not args.no_control, prepares=False) as (control, signals):
-            hosting = WatcherSettings(
-                outbox=args.outbox,
-                roots=args.allow_root,
-                project=parts.project,
-                state=parts.state,
-                find=lambda name: find_profile(parts, name),
-                limits=parts.limits,
-                timeouts=parts.timeouts,
-                say=say,
-                begun=lambda ref, text: screen.show_run(control, ref, text),
-                caller=read_process_limits(os.environ),
-            )
-            watcher = OutboxWatcher(control, hosting)
-            signals.set_actions(stop.set, lambda: kill_trees(control), say)
-            say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")
-            try:
-                await run_until_first([watcher.watch(), stop.wait()])
-            finally:
-                await watcher.close()
-                signals.stop()
+        with catch_telemetry_warnings(say):
+            async with open_process(parts, say, serves=not args.no_control, prepares=False) as (control, signals):
+                hosting = WatcherSettings(
+                    outbox=args.outbox,
+                    roots=args.allow_root,
+                    project=parts.project,
+                    state=parts.state,
+                    find=lambda name: find_profile(parts, name),
+                    limits=parts.limits,
+                    timeouts=parts.timeouts,
+                    say=say,
+                    begun=lambda ref, text: screen.show_run(control, ref, text),
+                    caller=read_process_limits(os.environ),
+                )
+                watcher = OutboxWatcher(control, hosting)
+                signals.set_actions(stop.set, lambda: kill_trees(control), say)
+                say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")
+                try:
+                    await run_until_first([watcher.watch(), stop.wait()])
+                finally:
+                    await watcher.close()
+                    signals.stop()
     finally:
         await screen.close()
 

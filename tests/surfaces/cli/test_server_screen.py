@@ -1,18 +1,21 @@
-"""The screen of `retinue a2a serve`: which task a line is about."""
+"""The screen of a server: which task a line is about, and the warnings of telemetry on it."""
 
 import argparse
 import asyncio
+import logging
 import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from retinue.build.parts import Parts
 from retinue.core.control import RunHandle
 from retinue.core.events import Event
 from retinue.core.messages import RunRef
 from retinue.surfaces.cli.a2a import _A2aHost
+from retinue.surfaces.cli.live import catch_telemetry_warnings
 from retinue.surfaces.printer.printer import Printer
 from tests.surfaces.printer.facts import ANNA, MAIN, Facts, Recorder
 
@@ -44,3 +47,17 @@ async def test_the_last_lines_of_a_task_carry_its_label_however_slow_the_termina
     host._thread.close()
     labels = [line for line in terminal.text.splitlines() if line.startswith("-- ")]
     assert labels == ["-- alice: hello", "-- bob: hello"]
+
+
+async def test_a_server_says_one_warning_of_the_telemetry_library_and_all_of_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said: list[str] = []
+    with catch_telemetry_warnings(said.append):
+        for number in range(3):
+            warn = logging.getLogger("opentelemetry.exporter").warning
+            await asyncio.to_thread(warn, "the collector is gone, try %d", number)
+        logging.getLogger("retinue.telemetry").warning("not all was sent")
+        await asyncio.sleep(0)
+    assert said == ["warning: telemetry: the collector is gone, try 0", "warning: telemetry: not all was sent"]
+    assert capsys.readouterr().err == ""
