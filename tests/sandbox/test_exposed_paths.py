@@ -143,6 +143,8 @@ def test_a_file_that_never_ends_is_none(tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_program_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    if "interpreter" in said and " " in str(tmp_path):
+        pytest.skip("the first line of a script cannot name a path with a space")
     path = program(tmp_path / "opt/bin/turner")
     monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin")
     text = said.format(name="turner", path=path)
