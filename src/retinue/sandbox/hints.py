@@ -30,7 +30,7 @@ _MISSING = re.compile(
     rf"|make(?:\[\d+\])?: {_NAME}: No such file or directory$",
     re.MULTILINE,
 )
-_INTERPRETER = re.compile(r": (/[^\n:]{1,4000}): bad interpreter: No such file or directory$", re.MULTILINE)
+_INTERPRETER = re.compile(r": (/[^\s:]{1,4000}): bad interpreter: No such file or directory$", re.MULTILINE)
 _UNREACHABLE = re.compile(
     r"Could not resolve host|Temporary failure in name resolution|Name or service not known|Network is unreachable"
     r"|getaddrinfo (?:ENOTFOUND|EAI_AGAIN)|failed to lookup address|dial (?:tcp|udp): lookup"
