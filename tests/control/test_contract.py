@@ -513,7 +513,7 @@ async def test_changes_go_to_the_project_also_those_of_a_copy_of_a_copy(kind: st
 
 @reading
 async def test_several_runs_are_applied_together_or_not_at_all(kind: str, tmp_path: Path) -> None:
-    shell = {"name": "shell", "args": {"command": "echo x > $(basename $(dirname $PWD)).txt"}}
+    shell = {"name": "shell", "args": {"command": 'echo x > "$(basename "$(dirname "$PWD")")".txt'}}
     script = {EXPLORER: [SPAWN_KID, SPAWN_KID, "end"], "kid": [{"tools": [shell]}, "end"]}
     async with control(kind, tmp_path, script=script, mode="yes", profiles=[KID]) as (h, c):
         started = await find_starter(h, c).spawn(EXPLORER, Task("write"))

@@ -305,7 +305,7 @@ async def approvals_at_depth_3(runtime: str) -> Facts:
 @scene
 async def family(runtime: str) -> Facts:
     """A child reads what its parent has written, and cannot write there."""
-    look = "cd $(dirname $PWD)/../0/workspace && cat note; : >> note"
+    look = 'cd "$(dirname "$PWD")/../0/workspace" && cat note; : >> note'
     agents = {
         "main": [call("write", path="note", content="from above\n"), spawn({"task": "read"}), {"text": "x"}],
         "subagent": [call("read", path="note"), call("write", path="note", content="x"), call("shell", command=look)],

@@ -28,7 +28,7 @@ TRICKS = {
     "a branch": "git --git-dir={project}/.git update-ref refs/heads/evil HEAD",
     "a reset": "cd {project} && git reset --hard HEAD && git stash && git gc",
     "a setting": "git config -f {project}/.git/config core.hooksPath $PWD",
-    "a hook": "echo evil > {project}/.git/hooks/pre-commit; ln -s $PWD {project}/.git/hooks/post-checkout",
+    "a hook": 'echo evil > {project}/.git/hooks/pre-commit; ln -s "$PWD" {project}/.git/hooks/post-checkout',
     "a worktree of theirs": "git -C {project} worktree add ../../evil; git worktree add {project}/evil",
     "a push": "git push -f {project} HEAD:refs/heads/evil; git remote add up {project} && git push up HEAD:evil",
     "the shared objects": "for f in $(cat .git/objects/info/alternates); do touch $f/evil; rm -rf $f/*; done; "

@@ -45,9 +45,9 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def project_in(text: str) -> Path:
-    found = re.search(r"copy in\s(\S+)\.\s", text)
+    found = re.search(r"copy in\s(.+?/till)\.\s", text, re.DOTALL)
     assert found is not None
-    return Path(found[1])
+    return Path(found[1].replace("\n", " "))  # where a line was broken
 
 
 def read_example(page: Path) -> list[list[str]]:
@@ -198,7 +198,8 @@ def read_recorded_lines(cast: Path) -> set[str]:
 def normalise_lines(lines: Iterable[str]) -> set[str]:
     """Return the lines without ids, times and the demo's own folder."""
     text = "\n".join(line.strip() for line in lines)
-    for pattern, put in ((r"\b[0-9a-hjkmnp-tv-z]{12}\b", "TREE"), (r"\b[\d.]+s\b", "TIME"), (r"\S*/till\b", "FOLDER")):
+    folder = r"'?/[^'\n]*?/till\b'?"
+    for pattern, put in ((r"\b[0-9a-hjkmnp-tv-z]{12}\b", "TREE"), (r"\b[\d.]+s\b", "TIME"), (folder, "FOLDER")):
         text = re.sub(pattern, put, text)
     return set(text.split("\n"))
 
