@@ -16,9 +16,9 @@ from retinue.core.messages import Reply, RunRef
 from retinue.core.plans import Job, Plan
 from retinue.core.profiles import Task
 from retinue.files.opening import RefusedFile, open_real_folder, stat_real
-from retinue.sandbox import tool_server_session
 from retinue.sandbox.box import Box, make_box
-from retinue.sandbox.builder import SandboxBuilder
+from retinue.sandbox.bubblewrap import Bubblewrap
+from retinue.sandbox.container import Containers
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.sandbox.process import PreparedSandbox
 from retinue.testing import scripted
@@ -99,8 +99,8 @@ async def test_a_folder_replaced_while_the_sandbox_is_made_is_not_shown(
     secret, project = make_secret(tmp_path), repository(tmp_path / "p", **{"d/s.txt": "public"})
     replaced: list[str] = []
 
-    async def prepare_and_replace(builder: SandboxBuilder, box: Box) -> PreparedSandbox:
-        prepared = await prepare(builder, box)
+    def prepare_and_replace(builder: Any, box: Box) -> PreparedSandbox:
+        prepared = prepare(builder, box)
         for pin in box.pinned:
             d = Path(pin.path)
             if not d.is_symlink():
@@ -109,8 +109,9 @@ async def test_a_folder_replaced_while_the_sandbox_is_made_is_not_shown(
                 replaced.append(pin.path)
         return prepared
 
-    prepare = tool_server_session._prepare_sandbox
-    monkeypatch.setattr(tool_server_session, "_prepare_sandbox", prepare_and_replace)
+    builder_class = {"isolated": Bubblewrap, "container": Containers}[runtime]
+    prepare = builder_class.prepare
+    monkeypatch.setattr(builder_class, "prepare", prepare_and_replace)
     if runtime == "container":
         make_image()
     events = await play(project, runtime, "true")
