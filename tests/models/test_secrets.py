@@ -231,6 +231,26 @@ def test_a_child_of_a_model_with_secrets_can_search_the_web() -> None:
     assert not RedactingModel(scripted({"main": ["ok"]})).can_search_web(domains=False)
 
 
+async def test_a_secret_that_becomes_known_during_a_run_is_hidden_in_what_its_model_says_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(secrets, "known", ())  # pytest gives back what was known before
+
+    @retinue.tool(tier="observe")
+    async def log_in() -> str:
+        """Log in."""
+        secrets.hide_secret("late-0123456789")
+        return "ok"
+
+    calls = [{"tools": [{"name": "log_in", "args": {}}]}, "late-0123456789 is the password"]
+    async with retinue.open(mode="yes") as r:
+        run = await r.spawn(Profile("main", "Work.", model=scripted({"main": calls}), tools=[log_in]), "go")
+        shown = [item async for item in r.control.watch(run.tree, deltas=True)]
+        assert (await run.result()).final_response == "[secret] is the password"
+    assert "".join(item.text for item in shown if isinstance(item, Delta)) == "[secret] is the password"
+    assert "late-" not in repr(shown)
+
+
 def test_plain_words_and_paths_are_no_secrets() -> None:
     secrets.learn_secrets({"FEATURE_TOKEN": "disabled", "SSH_KEY": "/home/me/.ssh/id_ed25519", "A_TOKEN": "short1"})
     text = "disabled /home/me/.ssh/id_ed25519 short1"

@@ -189,7 +189,7 @@ class ProfilePlanner:
         elif rounds is not None:
             tools |= make_round_tools(rounds)
         specs = tuple(tool.spec for tool in tools.values())
-        if secrets.known and model is not None and not isinstance(model, RedactingModel):
+        if model is not None and not isinstance(model, RedactingModel):  # a parent's model is one already
             model = RedactingModel(model)
         rules = TEAM_RULES if is_member else "" if rounds is None else format_round_rules(rounds.rounds)
         words = (profile.instructions, self.skills(profile), rules, *notes, *(ours for ours, _ in lacks))

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -115,10 +116,14 @@ def _explain_end(error: ModelError, attempts: int) -> None:
 
 
 class RedactingModel(ModelWrapper):
-    """A wrapper that removes known secrets from deltas and replies, as is done with requests. Used only if there is a
-    secret to hide."""
+    """A wrapper that removes known secrets from deltas and replies, as is done with requests. Every run's model has it,
+    because a secret may become known during the run. Without a known secret, a call passes straight through."""
 
-    async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
+    def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Coroutine[Any, Any, Reply]:
+        ask = self._complete_clean if secrets.known else self._model.complete
+        return ask(request, on_delta)
+
+    async def _complete_clean(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
         streams: dict[str, secrets.SecretStream] = {}
 
         def flush() -> None:
