@@ -11,7 +11,7 @@ import pytest
 from retinue.core.errors import ModelError, StreamCut
 from retinue.core.messages import Reply, Request
 from retinue.core.usage import Usage
-from retinue.models.wrappers import ATTEMPTS, RetryingModel
+from retinue.models.retrying import ATTEMPTS, RetryingModel
 from retinue.testing import ManualClock
 from tests.models import streams
 from tests.models.kit import CLAUDE, Heard, provider, request, serving
@@ -35,6 +35,20 @@ class Failing:
             error = self._errors.pop(0)
             raise type(error)(str(error), usage=error.usage, transient=error.transient, retry_after=error.retry_after)
         return Reply("ok", usage=Usage(10, 7))
+
+
+class Searching(Failing):
+    """A model that can search the web, but not restrict the search to given hosts."""
+
+    def can_search_web(self, *, domains: bool) -> bool:
+        return not domains
+
+
+def test_a_model_that_is_asked_again_can_search_the_web() -> None:
+    clock = ManualClock()
+    model = RetryingModel(Searching(clock), clock)
+    assert model.can_search_web(domains=False) and not model.can_search_web(domains=True)
+    assert not RetryingModel(Failing(clock), clock).can_search_web(domains=False)
 
 
 async def finished(asking: asyncio.Task[Reply], clock: ManualClock) -> Reply:

@@ -18,16 +18,12 @@ from retinue.core.events import KINDS, Delta, encode_event
 from retinue.core.messages import (
     AssistantTurn,
     Call,
-    OnDelta,
-    Reply,
-    Request,
     ToolTurn,
     Turn,
     UserTurn,
 )
 from retinue.core.results import ChangedFile
 from retinue.log.runs import Runs
-from retinue.models.wrappers import RedactingModel
 from retinue.sandbox.box import mask_outputs
 from retinue.supervisor.tree import _TEXT_FIELDS, redact
 from retinue.testing import scripted
@@ -216,19 +212,6 @@ def test_each_item_of_a_growing_list_is_cleaned_once(monkeypatch: pytest.MonkeyP
     assert third[0] == UserTurn("use [secret] or [secret]") and KEY not in repr(third)
     thread[:] = [UserTurn("another thread")]
     assert sent.clean(thread) == thread
-
-
-def test_a_child_of_a_model_with_secrets_can_search_the_web() -> None:
-    class Searching:
-        async def complete(self, request: Request, on_delta: OnDelta) -> Reply:
-            return Reply("ok")
-
-        def can_search_web(self, *, domains: bool) -> bool:
-            return not domains
-
-    model = RedactingModel(Searching())
-    assert model.can_search_web(domains=False) and not model.can_search_web(domains=True)
-    assert not RedactingModel(scripted({"main": ["ok"]})).can_search_web(domains=False)
 
 
 async def test_a_secret_that_becomes_known_during_a_run_is_hidden_in_what_its_model_says_next(

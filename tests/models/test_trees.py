@@ -16,7 +16,7 @@ from retinue.core.messages import AssistantTurn, Thought
 from retinue.core.usage import Usage
 from retinue.log.threads import fold_thread
 from retinue.models.providers import build_messages
-from retinue.models.wrappers import ATTEMPTS
+from retinue.models.retrying import ATTEMPTS
 from retinue.subagent import SubagentResult
 from retinue.testing import ManualClock
 from tests.models import streams

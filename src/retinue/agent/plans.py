@@ -31,7 +31,6 @@ from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
 from retinue.core.team_members import ROUND_EVALUATOR, MemberChoice, TeamSettings, check_task_model, resolve_members
 from retinue.core.teams import Member, TeamPlan, choose_strategy, name_agent
-from retinue.models.wrappers import RedactingModel
 from retinue.protocol import subagent_tools
 from retinue.tools import answer, web
 from retinue.tools.coordination import TEAM_TOOLS
@@ -189,8 +188,6 @@ class ProfilePlanner:
         elif rounds is not None:
             tools |= make_round_tools(rounds)
         specs = tuple(tool.spec for tool in tools.values())
-        if model is not None and not isinstance(model, RedactingModel):  # a parent's model is one already
-            model = RedactingModel(model)
         rules = TEAM_RULES if is_member else "" if rounds is None else format_round_rules(rounds.rounds)
         words = (profile.instructions, self.skills(profile), rules, *notes, *(ours for ours, _ in lacks))
         system = "\n\n".join(part for part in words if part)

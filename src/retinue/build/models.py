@@ -155,6 +155,6 @@ def _make_provider_model(name: str, clock: Clock) -> Model:
     if command:
         raise ConfigError(f"model {name!r} needs a package that is not installed: {command}")
     from retinue.models.providers import ProviderModel
-    from retinue.models.wrappers import RetryingModel
+    from retinue.models.retrying import RetryingModel
 
     return RetryingModel(ProviderModel(name, clock=clock), clock)

@@ -35,6 +35,8 @@ from retinue.core.messages import (
     QUESTION,
     USERS_OWN,
     Call,
+    Model,
+    OnDelta,
     Reply,
     Request,
     RunRef,
@@ -310,7 +312,9 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         try:
             deltas = ReplyDeltas(self._tree, run, turn)
             self._deltas = deltas
-            reply = await plan.model.complete(request, deltas)
+            reply = await (
+                _complete_clean(plan.model, request, deltas) if secrets.known else plan.model.complete(request, deltas)
+            )
             usage = reply.usage
             reply = repaired if (repaired := repair_reply(reply)).counted else _complete_usage(repaired, request)
             usage, estimated = reply.usage, reply.estimated
@@ -442,3 +446,32 @@ def _asked_timeout(call: Call) -> float | None:
         return float(value)
     except OverflowError:
         return None
+
+
+async def _complete_clean(model: Model, request: Request, on_delta: OnDelta) -> Reply:
+    """Make a model call, and remove known secrets from its deltas and its reply."""
+    streams: dict[str, secrets.SecretStream] = {}
+
+    def flush() -> None:
+        for kind, stream in streams.items():
+            rest = stream.rest()
+            if rest:
+                on_delta(kind, rest)
+
+    def show(kind: str, text: str) -> None:
+        if kind == "retry":
+            flush()  # the held-back tail of the failed attempt must not join the next attempt
+            shown = secrets.clean_text(text)
+        else:
+            shown = streams.setdefault(kind, secrets.SecretStream()).feed(text)
+        if shown:
+            on_delta(kind, shown)
+
+    reply = repair_reply(await model.complete(request, show))  # before `clean_value` walks its values
+    flush()
+    return msgspec.structs.replace(
+        reply,
+        text=secrets.clean_text(reply.text),
+        calls=secrets.clean_value(reply.calls),
+        thoughts=secrets.clean_value(reply.thoughts),
+    )

@@ -1,9 +1,9 @@
-"""Models that wrap other models: one retries failed calls, one hides secrets in replies.
+"""The model that asks another model again after a failed call. Nothing else in Retinue retries model calls.
 
-Only `RetryingModel` retries. All runs on one model share its back-off: until it is over no run calls the model, so
-twenty children do not each call an overloaded provider. The waits use the Clock, so tests control time. The usage of
-failed attempts is added to the usage of the reply; within a budget each attempt is reserved like a call. Text already
-shown by a failed attempt stays shown.
+All runs on one model share its back-off: until it is over no run calls the model, so twenty children do not each call
+an overloaded provider. The waits use the Clock, so tests control time. The usage of failed attempts is added to the
+usage of the reply; within a budget each attempt is reserved like a call. Text already shown by a failed attempt stays
+shown.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 
-from retinue.core import secrets
 from retinue.core.errors import CallCancelled, Limited, ModelError
 from retinue.core.messages import Model, Reply, Request, can_search_web, close_model, get_model_name
 from retinue.core.ports import Clock
-from retinue.core.sendable import repair_reply
 from retinue.core.usage import NO_USAGE
 
 ATTEMPTS = 6
@@ -30,30 +27,23 @@ LONGEST_ASKED_SECONDS = 600.0
 SPREAD_SECONDS = 0.5
 
 
-class ModelWrapper:
-    """A wrapper around another model, with the same name and the same web search. `aclose` closes the wrapped
-    model."""
+class RetryingModel:
+    """A wrapper around another model that makes up to ATTEMPTS calls for one request. It gives up if the provider asks
+    for a wait of more than LONGEST_ASKED_SECONDS. It has the name and the web search of the other model, and closes
+    it."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, clock: Clock, *, chance: Callable[[], float] = random.random) -> None:
         self._model = model
         self.name = get_model_name(model)
+        self._clock = clock
+        self._chance = chance
+        self._closed_until = 0.0
 
     def can_search_web(self, *, domains: bool) -> bool:
         return can_search_web(self._model, domains=domains)
 
     async def aclose(self) -> None:
         await close_model(self._model)
-
-
-class RetryingModel(ModelWrapper):
-    """A wrapper that makes up to ATTEMPTS calls for one request. It gives up if the provider asks for a wait of more
-    than LONGEST_ASKED_SECONDS."""
-
-    def __init__(self, model: Model, clock: Clock, *, chance: Callable[[], float] = random.random) -> None:
-        super().__init__(model)
-        self._clock = clock
-        self._chance = chance
-        self._closed_until = 0.0
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
         spent, notice, estimated = NO_USAGE, "", False
@@ -113,39 +103,3 @@ def _explain_end(error: ModelError, attempts: int) -> None:
         asked, longest = round(error.retry_after), round(LONGEST_ASKED_SECONDS)
         text = f"{text}; not retried: the provider asks to wait {asked} s, and {longest} s is the longest wait"
     error.args = (text,)
-
-
-class RedactingModel(ModelWrapper):
-    """A wrapper that removes known secrets from deltas and replies, as is done with requests. Every run's model has it,
-    because a secret may become known during the run. Without a known secret, a call passes straight through."""
-
-    def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Coroutine[Any, Any, Reply]:
-        ask = self._complete_clean if secrets.known else self._model.complete
-        return ask(request, on_delta)
-
-    async def _complete_clean(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
-        streams: dict[str, secrets.SecretStream] = {}
-
-        def flush() -> None:
-            for kind, stream in streams.items():
-                rest = stream.rest()
-                if rest:
-                    on_delta(kind, rest)
-
-        def show(kind: str, text: str) -> None:
-            if kind == "retry":
-                flush()  # the held-back tail of the failed attempt must not join the next attempt
-                shown = secrets.clean_text(text)
-            else:
-                shown = streams.setdefault(kind, secrets.SecretStream()).feed(text)
-            if shown:
-                on_delta(kind, shown)
-
-        reply = repair_reply(await self._model.complete(request, show))  # before `clean_value` walks its values
-        flush()
-        return msgspec.structs.replace(
-            reply,
-            text=secrets.clean_text(reply.text),
-            calls=secrets.clean_value(reply.calls),
-            thoughts=secrets.clean_value(reply.thoughts),
-        )
