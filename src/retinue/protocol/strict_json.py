@@ -52,6 +52,11 @@ def decode_body(body: bytes, shape: type[T]) -> T:
         raise InvalidBody(str(error)) from None
 
 
+def refuse_repeated_keys(body: bytes) -> None:
+    """Raise InvalidBody if an object in `body`, which is known to be JSON, has a key twice."""
+    json.loads(body, object_pairs_hook=_make_object, parse_int=str)
+
+
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:

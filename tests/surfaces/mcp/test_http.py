@@ -237,6 +237,9 @@ async def test_bad_bodies_are_answered_and_the_server_lives(project: Project) ->
         for body in (b"{", b"[" * 100_000, b"\xff", b"[]", b"null", b'{"jsonrpc":"2.0"}', b""):
             status, _, found = await server.post(body)
             assert status == 400 and found["error"]["code"] in (-32700, -32600), body[:20]
+        status, _, found = await server.post(b'{"jsonrpc":"2.0","id":7,"method":"ping","method":"ping"}')
+        twice = {"code": -32600, "message": "the key 'method' is given twice"}
+        assert (status, found) == (400, {"jsonrpc": "2.0", "id": 7, "error": twice})
         assert (await server.post(HELLO))[0] == 200
         assert b" 400 " in await server.raw(b"GARBAGE\r\n\r\n")
         assert b" 431 " in await server.raw(b"POST /mcp HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n")

@@ -113,6 +113,8 @@ BAD: list[tuple[bytes, int]] = [
     (b'{"jsonrpc":"2.0","id":{},"method":"ping"}', -32600),
     (b'{"jsonrpc":"2.0","id":1,"method":5}', -32600),
     (b'{"jsonrpc":"2.0","id":1}', -32600),
+    (b'{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}', -32600),
+    (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"a":{"b":1,"\\u0062":2}}}', -32600),
     (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":[1]}', -32602),
     (b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":7}}', -32602),
     (b'{"jsonrpc":"2.0","id":1,"method":"no/such"}', -32601),
@@ -152,6 +154,22 @@ def test_a_call_that_is_almost_json_is_answered_by_its_id(value: str) -> None:
     with pytest.raises(RpcError, match="Parse error") as caught:
         parse_message(line.encode())
     assert caught.value.id == 7
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "id"),
+    [
+        ('{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a","name":"b"}}', "name", 7),
+        ('{"jsonrpc":"2.0","id":7,"method":"ping","method":"tools/list"}', "method", 7),
+        ('{"jsonrpc":"2.0","id":7,"id":8,"method":"ping"}', "id", None),
+        ('{"jsonrpc":"2.0","id":7,"result":{"action":"decline","action":"accept"}}', "action", None),
+        ('{"jsonrpc":"2.0","method":"notifications/initialized","params":{},"params":{}}', "params", None),
+    ],
+)
+def test_a_key_that_is_given_twice_is_an_error_that_names_it(line: str, key: str, id: int | None) -> None:
+    with pytest.raises(RpcError) as caught:
+        parse_message(line.encode())
+    assert (str(caught.value), caught.value.code, caught.value.id) == (f"the key '{key}' is given twice", -32600, id)
 
 
 async def test_arguments_of_every_wrong_type_are_an_error_of_the_tool(project: Project) -> None:

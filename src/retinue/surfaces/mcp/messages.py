@@ -5,12 +5,14 @@ Imports little, because a client's first answer waits for this module.
 
 from __future__ import annotations
 
+import json
 from enum import IntEnum
 from typing import Any
 
 import msgspec
 
 from retinue.core.events import replace_half_characters
+from retinue.protocol.strict_json import InvalidBody, refuse_repeated_keys
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 BOM = b"\xef\xbb\xbf"
@@ -69,8 +71,12 @@ Message = RpcRequest | Notification | Response
 
 def parse_message(data: bytes) -> Message:
     """Parse one message. Raises RpcError for any invalid input."""
+    data = data.removeprefix(BOM)
     try:
-        found = msgspec.json.decode(data.removeprefix(BOM))
+        found = msgspec.json.decode(data)
+        refuse_repeated_keys(data)
+    except InvalidBody as error:
+        raise RpcError(ErrorCode.INVALID_REQUEST, str(error), id=_recover_id(data)) from None
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise RpcError(ErrorCode.PARSE_ERROR, f"Parse error: {why}", id=_recover_id(data)) from None
@@ -92,15 +98,25 @@ def parse_message(data: bytes) -> Message:
 
 
 def _recover_id(data: bytes) -> Id | None:
-    """Return the id of a request that is almost JSON, or None. A model may write half of a surrogate pair, NaN or a
-    long number. Without an answer the client would wait until its own timeout."""
-    import json  # noqa: PLC0415 - not loaded before a client's first answer
-
+    """Return the id of a request that is almost JSON or repeats a key, or None. A model may write half of a surrogate
+    pair, NaN or a long number. Without an answer the client would wait until its own timeout."""
     try:
-        found = json.loads(data.removeprefix(BOM), parse_int=lambda word: int(word) if len(word) <= _MAX_ID else None)
+        found = json.loads(
+            data,
+            object_pairs_hook=_drop_repeated_id,
+            parse_int=lambda word: int(word) if len(word) <= _MAX_ID else None,
+        )
         return _parse_id(found["id"]) if isinstance(found.get("method"), str) else None
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, RpcError):
         return None
+
+
+def _drop_repeated_id(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object, without its id if it has two: nothing tells which of them the client waits for."""
+    found = dict(pairs)
+    if sum(name == "id" for name, _ in pairs) > 1:
+        del found["id"]
+    return found
 
 
 def _parse_response(found: dict[str, Any]) -> Response:
