@@ -130,6 +130,41 @@ async def test_an_odd_tool_is_left_out_and_said_so(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("revision", ["2025-11-25", "2026-07-28"])
+async def test_tools_that_cannot_be_read_are_left_out_and_the_others_work(revision: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    mode = "modern" if revision == "2026-07-28" else "unreadable"
+    async with retinue.open(mode="yes", mcp_servers={"lame": program("bad", mode, str(tmp_path))}) as r:
+        await r.control.prepare(None, said.append)
+        servers: Any = r.control.servers
+        assert servers.connections["lame"].revision == revision
+        run = await r.spawn(main({"main": turns(call("mcp__lame__last"))}), "go")
+        events = [event async for event in run.events()]
+    expected = {
+        "text": "its 'inputSchema' is not what MCP requires",
+        "typeless": "its 'inputSchema.type' is missing",
+        "without": "its 'inputSchema' is missing",
+        "[31m" + ("long" * 100)[:76] + " [... 324 characters cut]": "its 'inputSchema.type' is not what MCP requires",
+        "number 6": "its 'name' is not what MCP requires",
+        "number 7": "it is not an object",
+    }
+    good = {"mcp__lame__one", "mcp__lame__last"}
+    if revision == "2026-07-28":
+        good.add("mcp__lame__lists")
+    else:
+        expected["lists"] = "its 'outputSchema.type' is not what MCP requires"
+    assert set(offered(events)) == good
+    assert results(events)[0].text == "life 1"
+    warning = "warning: the MCP server 'lame': its tool '{}' is left out: {}"
+    assert said == [warning.format(name, why) for name, why in expected.items()]
+
+
+async def test_a_list_of_tools_that_is_no_list_is_an_error_of_the_server(tmp_path: Path) -> None:
+    _, events = await run({"lame": program("bad", "unlisted", str(tmp_path))}, turns())
+    assert offered(events) == {}
+    assert "the MCP server 'lame' is not available" in bodies(events, Warned)[0].text
+
+
 async def test_over_http_with_a_key_that_stands_in_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CALM_SECRET", "open-sesame-1234")
     async with http_server() as url:

@@ -21,7 +21,8 @@ import httpx2
 import mcp_types as types
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
-from pydantic import TypeAdapter
+from mcp_types import methods
+from pydantic import TypeAdapter, ValidationError
 
 from retinue.concurrency import TaskOwner
 from retinue.core import secrets
@@ -34,7 +35,7 @@ from retinue.tools.mcp.calls import CallsInFlight, ServerCall
 from retinue.tools.mcp.server_output import ServerOutput
 from retinue.tools.mcp.server_program import EXIT_SECONDS, MAX_LINE_BYTES, ServerProgram, StartFailed
 from retinue.tools.mcp.server_text import describe_server_error, to_line
-from retinue.tools.mcp.tool_listing import MAX_TOOLS, ListedTool, make_listed_tools
+from retinue.tools.mcp.tool_listing import MAX_TOOLS, UNREADABLE, ListedTool, make_listed_tools
 
 if TYPE_CHECKING:
     from mcp.client._transport import ReadStream, TransportStreams
@@ -173,10 +174,10 @@ class Connection:
         try:
             async with asyncio.timeout(server.startup_timeout) as limit, self._make_client() as client:
                 client.session.validate_tool_result = self._check_result  # type: ignore[method-assign]
+                self.revision = client.protocol_version
                 await self._list_tools(client)
                 limit.reschedule(None)
                 self._client, self.state, self.error = client, "up", ""
-                self.revision = client.protocol_version
                 self.tried.set()
                 self._on_change()
                 await self._serve_until_over(client)
@@ -196,7 +197,7 @@ class Connection:
 
     def _make_client(self) -> Client:
         return Client(
-            _read_leniently(self._make_transport()),
+            _read_leniently(self._make_transport(), lambda: self.revision),
             cache=None,
             client_info=types.Implementation(name="retinue", version=version("retinue")),
             elicitation_callback=self._calls.answer_elicitation,
@@ -343,24 +344,26 @@ class Connection:
 @asynccontextmanager
 async def _read_leniently(
     transport: AbstractAsyncContextManager[TransportStreams],
+    get_revision: Callable[[], str],
 ) -> AsyncIterator[TransportStreams]:
     async with transport as (reading, writing):
-        yield LenientReader(reading), writing
+        yield LenientReader(reading, get_revision), writing
 
 
 class LenientReader:
-    """A stream of a server's messages. Replaces a content block that the SDK cannot read by a text that says so, since
-    the block would fail the whole result."""
+    """A stream of a server's messages. Replaces a content block or a tool that the SDK cannot read by one that says so,
+    since it would fail the whole result or the whole list of tools."""
 
-    def __init__(self, inner: ReadStream[SessionMessage | Exception]) -> None:
+    def __init__(self, inner: ReadStream[SessionMessage | Exception], get_revision: Callable[[], str]) -> None:
         self._inner = inner
+        self._get_revision = get_revision
 
     @property
     def last_context(self) -> Any:
         return getattr(self._inner, "last_context", None)
 
     async def receive(self) -> SessionMessage | Exception:
-        return _replace_unknown_blocks(await self._inner.receive())
+        return self._repair(await self._inner.receive())
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -369,7 +372,7 @@ class LenientReader:
         return self
 
     async def __anext__(self) -> SessionMessage | Exception:
-        return _replace_unknown_blocks(await self._inner.__anext__())
+        return self._repair(await self._inner.__anext__())
 
     async def __aenter__(self) -> LenientReader:
         await self._inner.__aenter__()
@@ -378,20 +381,44 @@ class LenientReader:
     async def __aexit__(self, *error: Any) -> bool | None:
         return await self._inner.__aexit__(*error)
 
+    def _repair(self, item: SessionMessage | Exception) -> SessionMessage | Exception:
+        message = getattr(item, "message", None)
+        if isinstance(message, types.JSONRPCResponse):
+            if isinstance(content := message.result.get("content"), list):
+                _replace_unknown_blocks(content)
+            if isinstance(tools := message.result.get("tools"), list):
+                _replace_unreadable_tools(tools, message.result, self._get_revision())
+        return item
 
-def _replace_unknown_blocks(item: SessionMessage | Exception) -> SessionMessage | Exception:
-    message = getattr(item, "message", None)
-    result = message.result if isinstance(message, types.JSONRPCResponse) else None
-    content = result.get("content") if isinstance(result, dict) else None
-    if isinstance(content, list):
-        for index, block in enumerate(content):
-            try:
-                _BLOCK.validate_python(block)
-            except (ValueError, RecursionError):
-                kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-                text = f"[content of the type '{to_line(str(kind), 80)}' was left out: it cannot be read here]"
-                content[index] = {"type": "text", "text": text}
-    return item
+
+def _replace_unknown_blocks(content: list[Any]) -> None:
+    for index, block in enumerate(content):
+        try:
+            _BLOCK.validate_python(block)
+        except (ValueError, RecursionError):
+            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+            text = f"[content of the type '{to_line(str(kind), 80)}' was left out: it cannot be read here]"
+            content[index] = {"type": "text", "text": text}
+
+
+def _replace_unreadable_tools(tools: list[Any], page: dict[str, Any], revision: str) -> None:
+    """Replace the tools of a page that the SDK would refuse. `make_listed_tools` leaves the replacements out."""
+    try:
+        methods.validate_server_result("tools/list", revision, page)
+    except ValidationError as error:
+        for problem in reversed(error.errors(include_url=False, include_context=False, include_input=False)):
+            match problem["loc"]:
+                case ("tools", int(index), *path):
+                    name = tools[index].get("name") if isinstance(tools[index], dict) else None
+                    field = ".".join(str(part) for part in path[:2])
+                    why = "is missing" if problem["type"] == "missing" else "is not what MCP requires"
+                    tools[index] = {
+                        "name": name if isinstance(name, str) else f"number {index + 1}",
+                        "inputSchema": {"type": "object"},
+                        "_meta": {UNREADABLE: f"its '{field}' {why}" if field else "it is not an object"},
+                    }
+    except (ValueError, RecursionError):
+        pass  # not a list of tools that we asked for, or the SDK says what is wrong with the page
 
 
 def _is_gone(error: MCPError) -> bool:

@@ -26,6 +26,7 @@ from retinue.tools.mcp.server_text import cap_text, clean_server_value, describe
 RUN_ID = "runId"
 MAX_NAME = 64
 MAX_TOOLS = 512
+UNREADABLE = "retinue/unreadable"  # in `_meta`: why the SDK cannot read what the server sent for this tool
 SCHEMA_BYTES = 128 * 1024
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -118,6 +119,8 @@ def make_listed_tools(
 
 
 def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
+    if tool.meta is not None and UNREADABLE in tool.meta:
+        raise ValueError(str(tool.meta[UNREADABLE]))
     raw = msgspec.json.encode(tool.input_schema)
     if len(raw) > SCHEMA_BYTES:
         raise ValueError(f"its schema is larger than {SCHEMA_BYTES // 1024} KiB")

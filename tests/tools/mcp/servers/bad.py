@@ -1,5 +1,5 @@
 """Servers that misbehave, each in a way of its own: `python bad.py WAY FOLDER`, where the way is exits, garbage, hangs,
-dies, noisy, endless, asks, half, deep, mixed or lame.
+dies, noisy, endless, asks, half, deep, mixed, lame, unreadable, modern (unreadable, of 2026-07-28) or unlisted.
 
 They speak the protocol by hand, so that they can break it, and count their lives in FOLDER."""
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 MODE, FOLDER = sys.argv[1], Path(sys.argv[2])
+MODERN = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"} if MODE == "modern" else {}
 
 
 def lives() -> int:
@@ -51,6 +52,25 @@ def tools() -> list[dict[str, Any]]:
     return [one, {"name": "broken", "inputSchema": broken}, {"name": "an.odd/name", "inputSchema": {"type": "object"}}]
 
 
+def page() -> dict[str, Any]:
+    """A page of tools. Each invalid tool stands between valid ones."""
+    if MODE == "unlisted":
+        return {"tools": {"one": tools()[0]}}
+    if MODE not in ("unreadable", "modern"):
+        return {"tools": tools()}
+    schema = {"type": "object"}
+    wrong = [
+        {"name": "text", "inputSchema": "no \x1b[31mschema"},
+        {"name": "typeless", "inputSchema": {"properties": {}}},
+        {"name": "without"},
+        {"name": "\x1b[31m" + "long" * 100, "inputSchema": {"type": "\x1b[31marray"}, "title": 5},
+        {"name": ["nameless"], "inputSchema": schema},
+        "nothing",
+    ]
+    lists = {"name": "lists", "inputSchema": schema, "outputSchema": {"type": "array"}}  # valid since 2026-07-28
+    return {"tools": [tools()[0], *wrong, lists, {"name": "last", "inputSchema": schema}], **MODERN}
+
+
 def serve(life: int) -> None:
     waiting: list[Any] = []
     for line in sys.stdin:
@@ -65,7 +85,9 @@ def serve(life: int) -> None:
             about = {"name": MODE, "version": "1"}
             answer(number, {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": about})
         elif method == "tools/list":
-            answer(number, {"tools": tools()})
+            answer(number, page())
+        elif method == "server/discover" and MODE == "modern":
+            answer(number, {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **MODERN})
         elif method == "tools/call" and MODE == "dies" and life < int(os.environ.get("LIVES", "2")):
             sys.stderr.write("Segmentation fault in libcheese\n")
             os._exit(3)
@@ -90,7 +112,7 @@ def serve(life: int) -> None:
                 for each in waiting:
                     answer(each, {"content": [{"type": "text", "text": said}]})
         elif method == "tools/call":
-            answer(number, {"content": [{"type": "text", "text": f"life {life}"}]})
+            answer(number, {"content": [{"type": "text", "text": f"life {life}"}], **MODERN})
         else:
             error = {"code": -32601, "message": f"no method {method}"}
             sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": number, "error": error}) + "\n")
