@@ -1,5 +1,6 @@
 """Runs at another retinue over A2A: its whole tree is visible, bounded and answerable from here, also after a cut."""
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,20 @@ async def test_an_answer_or_a_cancel_while_the_server_is_out_of_reach_arrives_la
             result = await run.result()
     assert view.ending is not None
     assert view.ending.status == result.status == ("done" if command == "answer" else "cancelled")
+
+
+async def test_a_cancel_that_cannot_arrive_is_given_up_when_the_supervisor_closes(tmp_path: Path) -> None:
+    async with Proxy() as proxy, serve(tmp_path / "there", make_argocd(DEPLOYS), public_url=proxy.url) as server:
+        proxy.target = int(server.address.rpartition(":")[2])
+        async with supervise(tmp_path / "here") as supervisor:
+            run = await supervisor.spawn(make_profile(proxy.url), Task("deploy"))
+            async for event in run.events():
+                if isinstance(event.body, ToolCall):
+                    break
+            proxy.is_down = True
+            proxy.cut()
+            assert await run.cancel()
+        assert not [task for task in asyncio.all_tasks() if "A2aRun" in repr(task.get_coro())]
 
 
 async def test_an_agent_that_was_silent_for_long_is_looked_for_all_the_same(

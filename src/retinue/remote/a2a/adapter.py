@@ -138,7 +138,6 @@ class A2aRun:
         self._confirmed = asyncio.Event()
         if reference.task:
             self._confirmed.set()
-        self._commands = TaskOwner(on_error=lambda _: None)  # a failed command shows in the stream
         self._seen_at = time.monotonic()
         self._rate = RateLimit(UPDATE_RATE, UPDATE_BURST)
 
@@ -185,9 +184,6 @@ class A2aRun:
             raise
         except RetinueError as error:
             yield Report(STARTED, _fail(str(error)))
-        finally:
-            if not self._is_cancelled:
-                self._commands.cancel()
 
     def _check_lost(self, error: Exception, tries: int) -> int:
         """Return the number of failed attempts. Raises Disconnected or RetinueError if the agent cannot be asked
@@ -345,7 +341,7 @@ class A2aRun:
         if task:
             self._confirmed.set()
         if self._is_cancelled and task:
-            self._commands.start(self._send_cancel())
+            self._connection.commands.start(self._send_cancel())
 
     # Messages
 
@@ -434,11 +430,11 @@ class A2aRun:
         if run != STARTED:
             if not self._known.typed:
                 raise Undelivered("only the whole task can be cancelled at the agent")
-            self._commands.start(self._send_cancel(run))
+            self._connection.commands.start(self._send_cancel(run))
             return
         self._is_cancelled = True
         if self._known.task:
-            self._commands.start(self._send_cancel())
+            self._connection.commands.start(self._send_cancel())
 
     async def _send_cancel(self, run: str = STARTED) -> None:
         request = CancelTaskRequest(id=self._known.task)

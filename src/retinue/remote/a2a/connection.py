@@ -62,6 +62,7 @@ class PeerConnection:
         self._clients: dict[bool, Client] = {}
         self._loading: asyncio.Task[None] | None = None
         self._tasks = TaskOwner(on_error=lambda _: None)  # callers that wait for the card get the exception
+        self.commands = TaskOwner(on_error=lambda _: None)  # of runs at the agent; a failed one shows in their streams
 
     # The card
 
@@ -243,6 +244,7 @@ class PeerConnection:
 
     async def close(self) -> None:
         forget_secret(self._token)
+        await self.commands.close()
         await self._tasks.close()
         if self._http is not None:
             await self._http.aclose()
