@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from a2a.client.errors import A2AClientError
 from a2a.server.agent_execution import RequestContext
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
 from a2a.server.tasks import TaskUpdater
@@ -30,6 +31,7 @@ from a2a.types import (
 )
 from a2a.types import Message as Words
 from a2a.types import Task as A2aTask
+from a2a.utils.errors import A2AError, TaskNotFoundError
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 from starlette.requests import Request
@@ -561,6 +563,22 @@ async def test_an_agent_that_refuses_a_message_is_told_at_once(tmp_path: Path) -
         async with serve_refusals(500) as (url, tokens):  # it may have begun
             result = await (await supervisor.spawn(make_profile(url, reconnect_timeout=60.0), Task("go"))).result()
         assert (result.status, len(tokens)) == ("disconnected", 1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [A2AClientError("JSON-RPC Error -32000: no"), A2AClientError("HTTP client is closed"), TaskNotFoundError()],
+)
+async def test_a_command_that_was_answered_or_cannot_be_sent_any_more_is_not_sent_again(answer: A2AError) -> None:
+    sent = []
+
+    async def send() -> None:
+        sent.append(1)
+        raise answer
+
+    with pytest.raises(type(answer)):
+        await asyncio.wait_for(adapter._repeat_request(send), 1)
+    assert len(sent) == 1
 
 
 async def test_a_token_that_is_not_taken_is_replaced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -491,7 +491,8 @@ async def _repeat_request(make: Callable[[], Awaitable[T]]) -> T:
         try:
             return await make()
         except (Unreachable, A2AClientError, httpx.HTTPError) as error:
-            if _is_refusal(_find_status(error)):
+            is_lost = isinstance(error, Unreachable) or isinstance(error.__cause__ or error, httpx.HTTPError)
+            if not is_lost or _is_refusal(_find_status(error)):
                 raise
         await asyncio.sleep(wait)
         wait = min(wait * 2, LONGEST_WAIT)
