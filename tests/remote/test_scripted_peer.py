@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from retinue.core.approvals import Allow, Deny
@@ -32,13 +33,14 @@ from retinue.core.events import (
 from retinue.core.limits import Limits
 from retinue.core.profiles import Task
 from retinue.core.usage import Usage
+from retinue.log.questions import Questions
 from retinue.log.runs import Runs
-from retinue.remote.port import STARTED, RemoteSpawned
+from retinue.remote.port import STARTED, Capabilities, RemoteSpawned
 from retinue.supervisor.supervisor import Supervisor
 from tests.gates import until
 from tests.remote.adapters import SCRIPTED, make_supervisor
 from tests.remote.outbox.kit import FlatPrices
-from tests.remote.scripted_peer import PeerRun, ScriptedPeer
+from tests.remote.scripted_peer import PeerRun, ScriptedPeer, ScriptedRun
 
 ASKED = ApprovalAsked("theirs-1", "call-1", "shell", {"command": "make"})
 
@@ -143,6 +145,34 @@ async def test_without_anybody_to_ask_the_answer_is_no(tmp_path: Path) -> None:
     run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
     await run.join()
     assert run.result().final_response == "nobody could be asked"
+    await supervisor.close()
+
+
+async def test_a_question_has_the_same_number_everywhere_also_after_one_that_is_answered_at_the_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScriptedRun, "capabilities", Capabilities(send=True, replay=True))
+    is_shown = asyncio.Event()
+
+    async def script(run: PeerRun) -> None:
+        run.say(ASKED)
+        await is_shown.wait()
+        monkeypatch.setattr(ScriptedRun, "capabilities", Capabilities(send=True, answer=True, replay=True))
+        run.say(msgspec.structs.replace(ASKED, approval_id="theirs-2"))
+        await run.answers.get()
+        run.say(ending("over"))
+
+    supervisor = make_supervisor(tmp_path, ScriptedPeer(script))
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    await written(supervisor, run.ref.tree, ApprovalAsked)
+    is_shown.set()
+    questions = Questions()
+    for event in await written(supervisor, run.ref.tree, ApprovalAsked, 2):
+        questions.apply(event)
+    [pending] = supervisor.approvals.pending()
+    assert (pending.number, questions.open[pending.id].number) == (2, 2)
+    supervisor.approvals.answer(pending.id, Allow(), by="user")
+    await run.join()
     await supervisor.close()
 
 

@@ -265,7 +265,9 @@ class Adoption:
         if self._written and not isinstance(body, _OWN_PACE) and self._is_written(run, body):
             return
         self._tree.write(run, body)
-        if isinstance(body, UsageReported) and self._account is not None:
+        if isinstance(body, ApprovalAsked):
+            self._approvals.count_question(self._tree.id)
+        elif isinstance(body, UsageReported) and self._account is not None:
             spent = Amount(body.usage.total_tokens, body.cost or NO_COST)
             self._account.add_spent(spent, estimated=body.estimated)
 

@@ -129,7 +129,7 @@ class Approvals:
         shown = preview if isinstance(preview, str) else await preview()
         if spec.seal and (verdict.changed or self._stood_before(tree.id, tool)):
             shown = _describe_changed_tool(run, call, spec, shown)
-        self._asked[tree.id] += 1
+        self.count_question(tree.id)
         approval = _make_approval(tree, run, call, spec=spec, preview=shown, verdict=verdict, project=self._project)
         approval = msgspec.structs.replace(approval, number=self._asked[tree.id])
         decision = await self._ask(Question(tree=tree, run=run, call=call, spec=spec, approval=approval))
@@ -249,6 +249,10 @@ class Approvals:
             self._write(question, Deny(reason), by="expiry", scope="call")
             question.answer.set_result(None)
             self._close(question)
+
+    def count_question(self, tree: str) -> None:
+        """Count a question of a tree, also one that is answered elsewhere: all have numbers where the tree is shown."""
+        self._asked[tree] += 1
 
     # Answering
 
