@@ -154,6 +154,9 @@ def test_pieces_are_held_back_only_while_they_may_be_a_secret(monkeypatch: pytes
         assert "".join(said) == f"a {secrets.HIDDEN}" and said[0].startswith("a ")
     stream = secrets.SecretStream()
     assert [stream.feed("task sk-"), stream.feed("ip"), stream.rest()] == ["task ", "sk-ip", ""]
+    said = [stream.feed("task sk-")]
+    secrets.forget_secret(KEY)
+    assert [*said, stream.feed("ip"), stream.rest()] == ["task ", "sk-ip", ""]
 
 
 @needs_bubblewrap

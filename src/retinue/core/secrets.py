@@ -112,7 +112,7 @@ class SecretStream:
 
     def feed(self, piece: str) -> str:
         """Add a piece. Return the text that can be shown now."""
-        if not known:
+        if not known and not self._held:
             return piece
         text = self._held + piece
         if self._is_cut and text:
