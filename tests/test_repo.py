@@ -431,6 +431,12 @@ def test_only_the_lazy_package_and_the_command_table_import_our_modules_by_strin
     assert found == {"__init__.py", "surfaces/cli/main.py", "tools/code_program.py"}
 
 
+def test_files_that_the_source_names_exist() -> None:
+    source = load_source()
+    named = {name for text in source.values() for name in re.findall(r"`((?:\w+/)*\w+\.py)`", text)}
+    assert [name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in source)] == []
+
+
 def test_tests_are_laid_out_like_the_packages() -> None:
     packages = {path.parent.name for path in (REPO / "src/retinue").glob("*/__init__.py")}
     folders = {path.name for path in (REPO / "tests").iterdir() if list(path.glob("**/test_*.py"))}

@@ -1,7 +1,7 @@
 """The adapter of provider models: one for every provider that `pydantic_ai.direct` knows.
 
 `build/models.py` imports this module only when a run needs such a model, because the import takes seconds. The adapter
-never retries (the SDKs' own retries are off); it marks the errors that are worth a retry, and `wrappers.py` retries.
+never retries (the SDKs' own retries are off); it marks the errors that are worth a retry, and `retrying.py` retries.
 The SDKs read keys and base URLs from their environment variables.
 """
 

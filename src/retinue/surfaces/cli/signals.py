@@ -21,8 +21,8 @@ Action = Callable[[], Coroutine[Any, Any, object] | None]
 class Signals:
     """Signal handlers: the first signal cancels, the second kills, the third ends the process at once.
 
-    If `aim` was given `ask`, the first Ctrl-C only asks what to cancel, and does not count. Signals that were ignored
-    when the process started stay ignored."""
+    If `set_actions` was given `ask`, the first Ctrl-C only asks what to cancel, and does not count. Signals that were
+    ignored when the process started stay ignored."""
 
     def __init__(self) -> None:
         self.set_actions(lambda: None, lambda: None, lambda _: None)
