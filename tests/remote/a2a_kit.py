@@ -31,7 +31,8 @@ from a2a.types import (
 from a2a.utils.errors import TaskNotFoundError
 from google.protobuf.json_format import MessageToDict
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Mount
+from starlette.types import ASGIApp
 
 from retinue.protocol.a2a import EXTENSION
 
@@ -114,9 +115,15 @@ def bind(port: int = 0) -> tuple[socket.socket, str]:
 
 @asynccontextmanager
 async def serve_agent(
-    act: Act, port: int = 0, *, binding: tuple[str, str] | None = None, **card: Any
+    act: Act,
+    port: int = 0,
+    *,
+    binding: tuple[str, str] | None = None,
+    guard: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    **card: Any,
 ) -> AsyncIterator[tuple[str, Agent]]:
-    """Serve a plain SDK agent and yield its address. With a `binding` it speaks only this version and transport."""
+    """Serve a plain SDK agent and yield its address. With a `binding` it speaks only this version and transport. What
+    `guard` returns stands before the agent."""
     bound, url = bind(port)
     if binding is not None:
         card["supported_interfaces"] = [
@@ -129,7 +136,7 @@ async def serve_agent(
         *create_jsonrpc_routes(handler, "/", enable_v0_3_compat=True),
         *create_rest_routes(handler, enable_v0_3_compat=True),
     ]
-    async with run_app(routes, bound):
+    async with run_app([Mount("/", guard(Starlette(routes=routes)))], bound):
         yield url, agent
 
 

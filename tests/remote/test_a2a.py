@@ -1,6 +1,7 @@
 """Runs at A2A agents that are not ours: plain agents of the SDK, and hostile ones."""
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -34,15 +35,18 @@ from a2a.types import Task as A2aTask
 from a2a.utils.errors import A2AError, TaskNotFoundError
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from retinue import Allow, Deny, Profile, Task
 from retinue.build.parts import Parts
 from retinue.build.remote_agents import inspect_agent
 from retinue.build.supervisor import make_supervisor
 from retinue.core import secrets
+from retinue.core.caller import NOBODY
 from retinue.core.control import RunHandle
 from retinue.core.errors import RetinueError
 from retinue.core.events import (
@@ -57,11 +61,13 @@ from retinue.core.events import (
     ToolResult,
     TurnStarted,
 )
+from retinue.core.messages import RunRef
 from retinue.core.remote_agents import A2aAgent, AgentAuth
 from retinue.core.replies import SpokenText
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.remote.a2a import adapter
 from retinue.remote.a2a.updates import UpdateFold
+from retinue.remote.port import RemoteRequest
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import scripted
 from tests.remote.a2a_kit import Hand, Proxy, answer_as_seed, bind, make_card, run_app, say, serve_agent
@@ -570,6 +576,9 @@ async def test_an_agent_that_refuses_a_message_is_told_at_once(tmp_path: Path) -
     [A2AClientError("JSON-RPC Error -32000: no"), A2AClientError("HTTP client is closed"), TaskNotFoundError()],
 )
 async def test_a_command_that_was_answered_or_cannot_be_sent_any_more_is_not_sent_again(answer: A2AError) -> None:
+    ref = RunRef("t", 0, "/main", "main", "a", "id")
+    request = RemoteRequest(ref=ref, profile="a", text="go", workspace="/w", limits=NOBODY)
+    run = adapter.A2aAdapter(A2aAgent(url="http://127.0.0.1:1")).start(request)
     sent = []
 
     async def send() -> None:
@@ -577,7 +586,7 @@ async def test_a_command_that_was_answered_or_cannot_be_sent_any_more_is_not_sen
         raise answer
 
     with pytest.raises(type(answer)):
-        await asyncio.wait_for(adapter._repeat_request(send), 1)
+        await asyncio.wait_for(run._repeat(send), 1)
     assert len(sent) == 1
 
 
@@ -591,6 +600,38 @@ async def test_a_token_that_is_not_taken_is_replaced_once(tmp_path: Path, monkey
         ).result()
     assert tokens == ["Bearer token-0", "Bearer token-1"]
     assert result.status == "failed" and "CLIENT_ID and CLIENT_SECRET" in (result.error_details or "")
+
+
+async def test_a_cancel_arrives_also_with_a_token_that_is_no_longer_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLIENT_ID", "me")
+    monkeypatch.setenv("CLIENT_SECRET", "s" * 20)
+    tokens, taken, began = itertools.count(1), ["Bearer token-1"], asyncio.Event()
+
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    def guard(agent: ASGIApp) -> ASGIApp:
+        async def check(scope: Scope, receive: Receive, send: Send) -> None:
+            answer = agent
+            if scope["path"] == "/token":
+                answer = JSONResponse({"access_token": f"token-{next(tokens)}", "expires_in": 3600})
+            elif scope["method"] == "POST" and Headers(scope=scope).get("authorization") not in taken:
+                answer = Response("no", 401)
+            await answer(scope, receive, send)
+
+        return check
+
+    async with serve_agent(act, guard=guard) as (url, agent), supervise(tmp_path) as supervisor:
+        auth = AgentAuth(client_id_env="CLIENT_ID", client_secret_env="CLIENT_SECRET", token_url=f"{url}/token")
+        run = await supervisor.spawn(make_profile(url, auth=auth), Task("wait"))
+        await began.wait()
+        taken[:] = ["Bearer token-2"]
+        assert await run.cancel()
+        await asyncio.wait_for(agent.cancelled.wait(), 10)
+        assert (await run.result()).status == "cancelled"
 
 
 async def test_oauth_client_credentials_go_to_configured_hosts_only(

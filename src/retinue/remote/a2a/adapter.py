@@ -417,7 +417,7 @@ class A2aRun:
             request.message.metadata.update({EXTENSION: make_command_metadata(run)})
         post = partial(self._post, request)
         try:
-            await (_repeat_request(post) if repeats else post())
+            await (self._repeat(post) if repeats else post())
         except (A2AError, RetinueError, httpx.HTTPError, ValueError) as error:
             raise Undelivered(_explain(error)) from None
 
@@ -447,10 +447,26 @@ class A2aRun:
 
         with suppress(A2AError, TimeoutError):  # the task has ended meanwhile, or cannot be cancelled or reached
             async with asyncio.timeout(A2aAdapter.grace):
-                task = await _repeat_request(cancel_task)
+                task = await self._repeat(cancel_task)
             if not self._known.typed:  # an agent that waits for input has no open stream
                 for report in self._fold.apply(StreamResponse(task=task)):
                     self._inbox.put_nowait(report)
+
+    async def _repeat(self, make: Callable[[], Awaitable[T]]) -> T:
+        """Make a request, and make it again as long as the agent cannot be reached, and once with a new token."""
+        wait, has_new_token = FIRST_WAIT, False
+        while True:
+            try:
+                return await make()
+            except (Unreachable, A2AClientError, httpx.HTTPError) as error:
+                status = _find_status(error)
+                is_lost = isinstance(error, Unreachable) or isinstance(error.__cause__ or error, httpx.HTTPError)
+                if status in _NO_ENTRY and not has_new_token and self._connection.forget_token():
+                    has_new_token = True
+                elif not is_lost or _is_refusal(status):
+                    raise
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, LONGEST_WAIT)
 
 
 async def _merge(
@@ -482,20 +498,6 @@ async def _merge(
 
 async def _next(updates: AsyncGenerator[StreamResponse]) -> StreamResponse | None:
     return await anext(updates, None)
-
-
-async def _repeat_request(make: Callable[[], Awaitable[T]]) -> T:
-    """Make a request, and make it again as long as the agent cannot be reached."""
-    wait = FIRST_WAIT
-    while True:
-        try:
-            return await make()
-        except (Unreachable, A2AClientError, httpx.HTTPError) as error:
-            is_lost = isinstance(error, Unreachable) or isinstance(error.__cause__ or error, httpx.HTTPError)
-            if not is_lost or _is_refusal(_find_status(error)):
-                raise
-        await asyncio.sleep(wait)
-        wait = min(wait * 2, LONGEST_WAIT)
 
 
 def _is_unsent(error: Exception) -> bool:
