@@ -20,7 +20,8 @@ from tests.workspaces.kit import repository, shell
 
 # A full disk; where a user may not write that device, a file that takes no output either.
 CAN_FILL = os.access("/dev/full", os.W_OK)
-FULL = f"retinue: cannot write to stdout: {os.strerror(errno.ENOSPC if CAN_FILL else errno.EBADF)}\n"
+CLOSED = "retinue: cannot write to stdout: it is closed\n"
+FULL = f"retinue: cannot write to stdout: {os.strerror(errno.ENOSPC)}\n" if CAN_FILL else CLOSED
 RUNTIMES = ("inherited",) if BOUND_BY_MODES else ("inherited", "isolated")  # bound by modes, root has no sandbox
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 
@@ -50,6 +51,12 @@ def run_full(project: Project, *words: str, stderr: int = subprocess.PIPE) -> su
         )
 
 
+def add_hint(project: Project, error: str) -> str:
+    """The error of a command whose run is the newest, with the command that shows its answer."""
+    name = project.events()[0]["tree"]
+    return f"{error.rstrip()}; `retinue show {name}/0` has the answer\n"
+
+
 @pytest.mark.finding("R9")
 @pytest.mark.parametrize(
     "words",
@@ -65,7 +72,8 @@ def test_a_full_stdout_is_one_sentence(project: Project, words: tuple[str, ...])
     made = ("--model", model, "--yes", "--workspace", "copy")
     assert project.retinue("run", "go", *made).returncode == 0
     done = run_full(project, *words)
-    assert (done.returncode, done.stderr.splitlines(keepends=True)[-1]) == (1, FULL), done.stderr
+    last = add_hint(project, FULL) if words[0] == "continue" else FULL
+    assert (done.returncode, done.stderr.splitlines(keepends=True)[-1]) == (1, last), done.stderr
     assert "Traceback" not in done.stderr and "internal error" not in done.stderr
 
 
@@ -75,9 +83,27 @@ def test_a_full_stdout_is_one_sentence(project: Project, words: tuple[str, ...])
 def test_a_run_whose_answer_cannot_be_printed_keeps_it(project: Project, text: str, more: tuple[str, ...]) -> None:
     model = project.script({"main": [{"text": text}]})
     done = run_full(project, "run", "go", "--model", model, "--quiet", *more)
-    assert (done.returncode, done.stderr) == (1, FULL)
+    assert (done.returncode, done.stderr) == (1, FULL if "--detach" in more else add_hint(project, FULL))
     if not more:
         assert project.retinue("show", "--json").stdout.count(text) >= 1
+
+
+@pytest.mark.finding("R9")
+@pytest.mark.parametrize(
+    "words", [("run", "go"), ("run", "go", "--json"), ("continue", "main", "more"), ("show",), ("tail",), ("diff",)]
+)
+def test_a_closed_stdout_is_said_and_no_answer_is_lost_in_silence(project: Project, words: tuple[str, ...]) -> None:
+    model = project.script({"main": [shell("echo x > x.txt"), {"text": "the answer"}]})
+    options = ("--model", model, "--yes", "--quiet", "--workspace", "copy")
+    assert project.retinue("run", "go", *options).returncode == 0
+    project.prefix = ["sh", "-c", 'exec "$@" >&-', "sh"]
+    is_run = words[0] in ("run", "continue")
+    more = {"run": options, "continue": ("--yes", "--quiet")}.get(words[0], ())
+    done = project.retinue(*words, *more)
+    project.prefix = []
+    last = add_hint(project, CLOSED) if is_run else CLOSED
+    assert (done.returncode, done.stderr.splitlines(keepends=True)[-1]) == (1, last), done.stderr
+    assert "the answer" in project.retinue("show").stdout
 
 
 @pytest.mark.finding("R9")
