@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import pwd
+import shlex
 import shutil
 import stat
 import subprocess
@@ -166,6 +167,38 @@ def test_a_spill_that_fills_the_disk_costs_the_text_and_not_the_run(project: Pro
     assert done.returncode == 0, done.stderr
     assert "bytes cut; not kept: No space left on device ...]" in done.stdout
     assert "Traceback" not in done.stderr and "panicked" not in done.stderr
+
+
+@pytest.mark.finding("R9")
+@pytest.mark.parametrize(
+    ("failpoint", "left_kib", "words", "error"),
+    [
+        ("tool.result:1", 0, ("diff",), "the disk is full: git fast-import cannot write to "),
+        ("tool.result:1", 100, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
+        ("", 0, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
+        ("", 150, ("apply", "--yes"), "nothing was changed: DISK: No space left on device"),
+    ],
+)
+def test_changes_that_a_full_disk_cannot_hold_are_said_to_be_that(
+    project: Project, tmp_path: Path, failpoint: str, left_kib: int, words: tuple[str, ...], error: str
+) -> None:
+    """The run that is killed at `failpoint` leaves its changes for `diff` and `apply` to store."""
+    model = project.script({"main": [shell("head -c 200000 /dev/urandom > new.bin"), {"text": "ok"}]})
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    run = [*COMMAND, "run", "go", "--model", model, "--yes", "--quiet", "--runtime", "inherited", "--workspace", "copy"]
+    script = f"""
+        mount -t tmpfs -o size=6m none '{disk}' && cp -r . '{disk}' && cd '{disk}' || exit 99
+        RETINUE_FAILPOINT={failpoint} {shlex.join(run)} >&2
+        free=$(df -k . | awk 'END {{print $4}}')
+        head -c $(((free - {left_kib}) * 1024)) /dev/zero > fill
+        exec "$@" """
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, "sh", *COMMAND, *words],
+        cwd=project.folder, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, last.startswith(f"retinue: {error.replace('DISK', str(disk))}")) == (2, True), done.stderr
 
 
 @pytest.mark.finding("R6")
