@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +19,12 @@ from retinue.build.sandboxes import make_placement
 from retinue.config.settings import load_settings
 from retinue.core.errors import ConfigError
 from retinue.core.events import ToolResult
-from retinue.sandbox import container_image
+from retinue.sandbox import container_image, escapes
 from retinue.sandbox.builder import SandboxUnavailable
 from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker, sweep_orphans
+from retinue.surfaces.cli import startup
 from tests.sandbox.crash_scenes import cmdline
-from tests.sandbox.places import make_image, needs_containers
+from tests.sandbox.places import USER_SECONDS, make_image, needs_containers
 from tests.supervisor.tree.kit import bodies, call, main, until
 from tests.surfaces.cli.shell import until as wait_until
 
@@ -58,6 +61,25 @@ def test_an_engine_that_takes_no_image_is_ended_with_its_children(tmp_path: Path
 def test_an_image_that_is_not_here_is_not_pulled() -> None:
     with pytest.raises(ConfigError, match=r"there is no image localhost/none:1 here.*retinue doctor --build-image"):
         make_placement(Parts(Path("/none"), image="localhost/none:1")).runtime("container")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without subordinate user ids")
+def test_missing_user_ids_are_said_before_a_missing_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image would not help, so nobody builds one for nothing."""
+    if not find_engine().is_podman:
+        pytest.skip("docker needs no subordinate user ids")
+    for ids, words in (("root:1:1\n", "podman needs more user ids"), (escapes.MORE_IDS, "there is no image")):
+        monkeypatch.setattr(escapes, "MORE_IDS", ids)
+        done = escapes.run_as_user([sys.executable, "-m", "retinue", "doctor", "--json"], seconds=USER_SECONDS)
+        [found] = [each["text"] for each in json.loads(done.stdout) if "`container`" in each["text"]]
+        assert words in found, done.stderr
+
+
+def test_an_image_is_built_only_where_one_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_image()
+    with pytest.raises(ConfigError, match="cannot start"):
+        startup._make_container_ready(Parts(tmp_path, container_flags=["--no-such-flag"]))
+    assert startup.BUILDING_IMAGE not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--privileged", "--cap-add=SYS_ADMIN", "--network=host", "--user=0", "--pid=host"])

@@ -113,6 +113,13 @@ def probe_runtime(parts: Parts, runtime: RuntimeName, *, proxied: bool = False) 
     return () if started is None else started.sandbox
 
 
+def needs_new_image(error: ConfigError) -> bool:
+    """Return True if the `error` of `probe_runtime` says that the image is missing or does not fit this machine."""
+    from retinue.sandbox.container import ImageUnusable
+
+    return isinstance(error, ImageUnusable)
+
+
 def run_as_ordinary_user(argv: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
     """Run a command of root as an ordinary user. Raises OSError or SubprocessError."""
     from retinue.sandbox.escapes import run_as_user

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 from retinue.core.usage import NO_USAGE, Usage, repair_usage
@@ -51,8 +52,10 @@ class OutputFailed(RetinueError):
     """A failed write to stdout, for instance on a full disk. If the reader is gone, a BrokenPipeError is raised
     instead."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"cannot write to stdout: {why}")
+    def __init__(self, error: OSError, hint: str = "") -> None:
+        self.error = error
+        why = "it is closed" if error.errno == errno.EBADF else error.strerror or str(error)
+        super().__init__(f"cannot write to stdout: {why}{hint}")
 
 
 class LogError(RetinueError):

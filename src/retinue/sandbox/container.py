@@ -45,7 +45,10 @@ from retinue.sandbox.process import REAP_SECONDS, PreparedSandbox, Process
 
 ENGINES = ("podman", "docker")
 BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
-MORE_IDS = "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER; podman system migrate"
+NEEDS_IDS = (
+    "podman needs more user ids for you: "
+    "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER; podman system migrate"
+)
 TUN = "/dev/net/tun"
 PROBE_SECONDS = 60.0
 # Labels identify our containers, so that exactly these can be ended, even after the process that started them died.
@@ -98,6 +101,11 @@ class Engine:
     @property
     def is_podman(self) -> bool:
         return Path(self.argv[0]).name == "podman"
+
+    def lacks_user_ids(self) -> bool:
+        """Return True if podman has one user id only: that of an ordinary user without subordinate ids."""
+        done = self.call("unshare", "cat", "/proc/self/uid_map") if self.is_podman and os.geteuid() else None
+        return done is not None and done.returncode == 0 and len(done.stdout.splitlines()) == 1
 
     def remove(self, names: Sequence[str]) -> None:
         """End these containers at once, in any state. Uses one call per container, so that a missing name has no
@@ -242,7 +250,7 @@ class Containers(SandboxBuilder):
             prepared = self._prepare_program(box, [_CHECK, secret, box.host_outputs])
             seen = self._run_self_check(prepared)
         if seen.machine != platform.machine():
-            raise SandboxUnavailable(
+            raise ImageUnusable(
                 f"{self._image} is for {seen.machine}, and this machine is {platform.machine()}; {BUILD}"
             )
         missing = [*(["mount"] if seen.writable else []), *(["seccomp"] if seen.seccomp != "2" else [])]
@@ -257,13 +265,11 @@ class Containers(SandboxBuilder):
         said = " ".join(done.stderr.split())[-300:]
         if done.returncode:  # decided by the engine's text: no code exists
             if PYTHON in said and ("not found" in said or "no such file" in said.lower()):
-                raise SandboxUnavailable(
-                    f"{self._image} has no {PYTHON}, which the tool server is compiled for; {BUILD}"
-                )
+                raise ImageUnusable(f"{self._image} has no {PYTHON}, which the tool server is compiled for; {BUILD}")
             if "ImportError" in said or "ModuleNotFoundError" in said:
-                raise SandboxUnavailable(f"the tool server cannot be loaded in {self._image} ({said}); {BUILD}")
+                raise ImageUnusable(f"the tool server cannot be loaded in {self._image} ({said}); {BUILD}")
             if "subuid" in said:
-                raise SandboxUnavailable(f"podman needs more user ids for you: {MORE_IDS}")
+                raise SandboxUnavailable(NEEDS_IDS)
             if self._full_network and TUN in said:
                 raise SandboxUnavailable(
                     f"podman cannot give containers the full network: without root it needs {TUN}, which you may not "
@@ -274,6 +280,10 @@ class Containers(SandboxBuilder):
             return msgspec.json.decode(done.stdout, type=_ContainerSelfCheck)
         except msgspec.MsgspecError:
             raise SandboxUnavailable(f"what runs in {self._image} cannot be read") from None
+
+
+class ImageUnusable(SandboxUnavailable):
+    """The image is missing or does not fit this machine. A new one would help."""
 
 
 class _EngineFailed(SandboxUnavailable):
@@ -342,8 +352,10 @@ def probe_containers(
     found = find_engine()
     sweep_orphans(found)
     if found.call("image", "inspect", image).returncode:
+        if found.lacks_user_ids():  # the self-check would find it, but only with an image
+            raise SandboxUnavailable(NEEDS_IDS)
         pull = f"; {found.argv[0]} pull {image}, or leave out container_image" if image != NAME else ""
-        raise SandboxUnavailable(f"there is no image {image} here{pull}; {BUILD}")
+        raise ImageUnusable(f"there is no image {image} here{pull}; {BUILD}")
     make_builder = partial(Containers, image=image, flags=flags, expose=expose, full_network=full_network)
     builder = make_builder(found)
     try:

@@ -7,6 +7,7 @@ as its work tree.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -23,6 +24,7 @@ from retinue.processes.group import run_program
 SECONDS = 120.0
 PROJECT_SECONDS = 20.0  # timeout of read-only queries
 LINE_BYTES = 8 * 1024
+_FULL = ("Out of diskspace", os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 UNKNOWN_OPTION = 129  # git's exit code for an unknown option
 TOO_OLD = "; this git may be too old: `retinue doctor` checks its version"
 NO_GIT = "workspace 'copy' and 'worktree' need git on this machine, and there is none: install it, or use scratch"
@@ -96,10 +98,18 @@ def _run_git(
     except OSError as error:
         raise RetinueError(f"git {_name_command(line)} cannot run in {cwd}: {error.strerror or error}") from None
     if done.returncode not in good:
-        words = " ".join(done.stderr.decode("utf-8", "replace").split())[:300] or f"exit code {done.returncode}"
         more = TOO_OLD if done.returncode == UNKNOWN_OPTION else ""
-        raise RetinueError(f"git {_name_command(line)} failed: {words}{more}")
+        text = describe_failure(f"git {_name_command(line)}", done.stderr or b"exit code %d" % done.returncode, cwd)
+        raise RetinueError(f"{text}{more}")
     return done.stdout
+
+
+def describe_failure(command: str, said: bytes, folder: str) -> str:
+    """Return one line about a git command that failed in `folder`. `said` are its last words. Names a full disk."""
+    words = " ".join(said.decode("utf-8", "replace").split())
+    if any(text in words for text in _FULL):  # decided by git's text: no code exists
+        return f"the disk is full: {command} cannot write to {folder}"
+    return f"{command} failed: {words[:300]}"
 
 
 def _name_command(line: list[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -96,10 +97,16 @@ class Store:
         return git.run_in_store("cat-file", "blob", oid, git_dir=self.folder)
 
     def write_content(self, oid: str, fd: int) -> None:
-        """Write a content of any size to an open file."""
+        """Write a content of any size to an open file. Does not let git write, which keeps the reason of a failed
+        write to itself: a full disk raises OSError."""
         line, env = git.build_command("cat-file", "blob", oid, git_dir=self.folder)
-        done = subprocess.run(line, env=env, stdin=subprocess.DEVNULL, stdout=fd, stderr=subprocess.PIPE, check=False)
-        if done.returncode:
+        reading = subprocess.Popen(
+            line, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        with reading, open(fd, "wb", closefd=False) as file:
+            assert reading.stdout is not None
+            shutil.copyfileobj(reading.stdout, file)
+        if reading.returncode:
             raise RetinueError(f"the store {self.folder} has no {oid}: it is damaged")
 
     def diff(self, old: str, new: str, *options: str) -> bytes:
@@ -163,8 +170,7 @@ class Import:
             self._write(b"done\n")
         _, words = self._group.process.communicate()
         if error is None and self._group.process.returncode:
-            what = " ".join(words.decode("utf-8", "replace").split())
-            raise RetinueError(f"git fast-import failed: {what[:300]}")
+            raise RetinueError(git.describe_failure("git fast-import", words, self._store.folder))
         if error is None:
             self._store.add_known(self._new)
 
@@ -205,8 +211,8 @@ class Import:
         try:
             self._group.process.stdin.write(data)
         except BrokenPipeError:
-            words = b"" if self._group.process.stderr is None else self._group.process.stderr.read(300)
-            raise RetinueError(f"git fast-import failed: {words.decode('utf-8', 'replace').strip()}") from None
+            words = b"" if self._group.process.stderr is None else self._group.process.stderr.read(git.LINE_BYTES)
+            raise RetinueError(git.describe_failure("git fast-import", words, self._store.folder)) from None
 
 
 def add_file(contents: Contents, fd: int) -> str:

@@ -37,6 +37,8 @@ async def test_an_agent_is_called_added_checked_and_delegated_to(tmp_path: Path)
         code, out, err = await run(project, "a2a", "call", url, "show version")
         assert (code, out) == (0, "ArgoCD runs v2.9.3.\n"), err
         assert "version_service__version" in err
+        shown = project.retinue("show").stdout
+        assert "version_service__version" in shown and "workspace" not in shown, shown
         code, out, err = await run(project, "continue", "--runtime", "inherited", "--", *latest(project), "and now?")
         assert (code, out) == (0, "ArgoCD runs v2.9.3.\n"), err
         assert agent.asked == ["show version", "and now?"] and len(set(agent.contexts)) == 1
@@ -51,6 +53,9 @@ async def test_an_agent_is_called_added_checked_and_delegated_to(tmp_path: Path)
     assert agent.asked == ["show version", "and now?", "show version"]
     [check] = await examine(project)
     assert check.state == "fail" and "cannot be reached" in check.text and "retinue a2a call" in check.do
+    assert (await run(project, "a2a", "call", url, "show version"))[0] == 1
+    shown = project.retinue("show").stdout
+    assert "cannot be reached" in shown and "workspace" not in shown, shown
 
 
 async def test_a_question_of_an_agent_is_answered_with_words_from_another_terminal(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import pwd
+import shlex
 import shutil
 import stat
 import subprocess
@@ -20,7 +21,8 @@ from tests.workspaces.kit import repository, shell
 
 # A full disk; where a user may not write that device, a file that takes no output either.
 CAN_FILL = os.access("/dev/full", os.W_OK)
-FULL = f"retinue: cannot write to stdout: {os.strerror(errno.ENOSPC if CAN_FILL else errno.EBADF)}\n"
+CLOSED = "retinue: cannot write to stdout: it is closed\n"
+FULL = f"retinue: cannot write to stdout: {os.strerror(errno.ENOSPC)}\n" if CAN_FILL else CLOSED
 RUNTIMES = ("inherited",) if BOUND_BY_MODES else ("inherited", "isolated")  # bound by modes, root has no sandbox
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 
@@ -50,6 +52,12 @@ def run_full(project: Project, *words: str, stderr: int = subprocess.PIPE) -> su
         )
 
 
+def add_hint(project: Project, error: str) -> str:
+    """The error of a command whose run is the newest, with the command that shows its answer."""
+    name = project.events()[0]["tree"]
+    return f"{error.rstrip()}; `retinue show {name}/0` has the answer\n"
+
+
 @pytest.mark.finding("R9")
 @pytest.mark.parametrize(
     "words",
@@ -65,7 +73,8 @@ def test_a_full_stdout_is_one_sentence(project: Project, words: tuple[str, ...])
     made = ("--model", model, "--yes", "--workspace", "copy")
     assert project.retinue("run", "go", *made).returncode == 0
     done = run_full(project, *words)
-    assert (done.returncode, done.stderr.splitlines(keepends=True)[-1]) == (1, FULL), done.stderr
+    last = add_hint(project, FULL) if words[0] == "continue" else FULL
+    assert (done.returncode, done.stderr.splitlines(keepends=True)[-1]) == (1, last), done.stderr
     assert "Traceback" not in done.stderr and "internal error" not in done.stderr
 
 
@@ -75,9 +84,27 @@ def test_a_full_stdout_is_one_sentence(project: Project, words: tuple[str, ...])
 def test_a_run_whose_answer_cannot_be_printed_keeps_it(project: Project, text: str, more: tuple[str, ...]) -> None:
     model = project.script({"main": [{"text": text}]})
     done = run_full(project, "run", "go", "--model", model, "--quiet", *more)
-    assert (done.returncode, done.stderr) == (1, FULL)
+    assert (done.returncode, done.stderr) == (1, FULL if "--detach" in more else add_hint(project, FULL))
     if not more:
         assert project.retinue("show", "--json").stdout.count(text) >= 1
+
+
+@pytest.mark.finding("R9")
+@pytest.mark.parametrize(
+    "words", [("run", "go"), ("run", "go", "--json"), ("continue", "main", "more"), ("show",), ("tail",), ("diff",)]
+)
+def test_a_closed_stdout_is_said_and_no_answer_is_lost_in_silence(project: Project, words: tuple[str, ...]) -> None:
+    model = project.script({"main": [shell("echo x > x.txt"), {"text": "the answer"}]})
+    options = ("--model", model, "--yes", "--quiet", "--workspace", "copy")
+    assert project.retinue("run", "go", *options).returncode == 0
+    project.prefix = ["sh", "-c", 'exec "$@" >&-', "sh"]
+    is_run = words[0] in ("run", "continue")
+    more = {"run": options, "continue": ("--yes", "--quiet")}.get(words[0], ())
+    done = project.retinue(*words, *more)
+    project.prefix = []
+    last = add_hint(project, CLOSED) if is_run else CLOSED
+    assert (done.returncode, done.stderr.splitlines(keepends=True)[-1]) == (1, last), done.stderr
+    assert "the answer" in project.retinue("show").stdout
 
 
 @pytest.mark.finding("R9")
@@ -140,6 +167,38 @@ def test_a_spill_that_fills_the_disk_costs_the_text_and_not_the_run(project: Pro
     assert done.returncode == 0, done.stderr
     assert "bytes cut; not kept: No space left on device ...]" in done.stdout
     assert "Traceback" not in done.stderr and "panicked" not in done.stderr
+
+
+@pytest.mark.finding("R9")
+@pytest.mark.parametrize(
+    ("failpoint", "left_kib", "words", "error"),
+    [
+        ("tool.result:1", 0, ("diff",), "the disk is full: git fast-import cannot write to "),
+        ("tool.result:1", 100, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
+        ("", 0, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
+        ("", 150, ("apply", "--yes"), "nothing was changed: DISK: No space left on device"),
+    ],
+)
+def test_changes_that_a_full_disk_cannot_hold_are_said_to_be_that(
+    project: Project, tmp_path: Path, failpoint: str, left_kib: int, words: tuple[str, ...], error: str
+) -> None:
+    """The run that is killed at `failpoint` leaves its changes for `diff` and `apply` to store."""
+    model = project.script({"main": [shell("head -c 200000 /dev/urandom > new.bin"), {"text": "ok"}]})
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    run = [*COMMAND, "run", "go", "--model", model, "--yes", "--quiet", "--runtime", "inherited", "--workspace", "copy"]
+    script = f"""
+        mount -t tmpfs -o size=6m none '{disk}' && cp -r . '{disk}' && cd '{disk}' || exit 99
+        RETINUE_FAILPOINT={failpoint} {shlex.join(run)} >&2
+        free=$(df -k . | awk 'END {{print $4}}')
+        head -c $(((free - {left_kib}) * 1024)) /dev/zero > fill
+        exec "$@" """
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, "sh", *COMMAND, *words],
+        cwd=project.folder, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, last.startswith(f"retinue: {error.replace('DISK', str(disk))}")) == (2, True), done.stderr
 
 
 @pytest.mark.finding("R6")

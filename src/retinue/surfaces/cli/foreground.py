@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from retinue.build.logs import open_stored_control
 from retinue.core.changes import RunCopy
 from retinue.core.control import RunHandle
-from retinue.core.errors import ConfigError, RetinueError
+from retinue.core.errors import ConfigError, OutputFailed, RetinueError
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.files.private import make_private_folder, open_private_file
@@ -103,7 +103,7 @@ def print_answer(
     result = shown.result
     code = EXIT_CODES.get(result.status, FAILED) or (FAILED if shown.log_error is not None else 0)
     if live and not shown.stuck:
-        _print_result(result, as_json=as_json, rendered=shares_terminal())
+        _print_result(result, as_json=as_json, rendered=shares_terminal(), stored=continuable)
         _print_live_end(shown, printer, unapplied)
         if continuable:
             _suggest_continue(shown, printer)
@@ -122,7 +122,7 @@ def print_answer(
         if continuable:
             _suggest_continue(shown, printer)
     if not (shown.stuck and shares_terminal()):
-        _print_result(result, as_json=as_json, rendered=False)
+        _print_result(result, as_json=as_json, rendered=False, stored=continuable)
     if shown.stuck:
         output.exit_stuck(code)
     return code
@@ -166,17 +166,23 @@ def _suggest_continue(shown: ShownTree, printer: Printer) -> None:
     printer.show_note(f'to go on from here: retinue continue {name} "..."')
 
 
-def _print_result(result: Result[Any], *, as_json: bool, rendered: bool) -> None:
-    """Print the answer on stdout: as JSON, unchanged, or as Markdown rendered for the terminal."""
-    if as_json:
-        output.print_json(result.to_json())
-    elif result.status == "done" and result.final_response:
-        if rendered:
-            width, color = shutil.get_terminal_size().columns, colors.wants_color(sys.stdout)
-            print("\n" + render_markdown(result.final_response, width=width, color=color))
-        else:
-            output.print_text(result.final_response)
-    sys.stdout.flush()
+def _print_result(result: Result[Any], *, as_json: bool, rendered: bool, stored: bool) -> None:
+    """Print the answer on stdout: as JSON, unchanged, or as Markdown rendered for the terminal.
+
+    Raises OutputFailed if stdout is closed or full. If the run is `stored`, the error says which command shows it."""
+    try:
+        if as_json:
+            output.print_json(result.to_json())
+        elif result.status == "done" and result.final_response:
+            if rendered:
+                width, color = shutil.get_terminal_size().columns, colors.wants_color(sys.stdout)
+                print("\n" + render_markdown(result.final_response, width=width, color=color))
+            else:
+                output.print_text(result.final_response)
+        sys.stdout.flush()
+    except OutputFailed as error:
+        hint = f"; `retinue show {result.tree}/{result.run}` has the answer" if stored else ""
+        raise OutputFailed(error.error, hint) from None
 
 
 async def find_unapplied(result: Result[Any], state: Path | None) -> list[UnappliedChanges]:

@@ -136,7 +136,7 @@ class _Stdout(io.FileIO):
         except OSError as error:
             from retinue.core.errors import OutputFailed
 
-            raise OutputFailed(error.strerror or str(error)) from None
+            raise OutputFailed(error) from None
 
 
 class _Stderr(io.FileIO):
@@ -392,11 +392,17 @@ def _explain_refusal(error: OSError) -> str:
 
 
 def _mend_streams() -> None:
-    """Replace closed streams by /dev/null, handle output errors, and escape characters that an encoding lacks."""
+    """Replace closed streams by /dev/null, handle output errors, and escape characters that an encoding lacks.
+
+    A write to a closed stdout fails, because its file is open for reading only: no answer is lost in silence."""
+    is_ours = sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__  # else a test or a caller captures them
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
-    if sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__:  # else a test or a caller captures them
+            nowhere = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            mode = "r" if name == "stdin" else "w"
+            # No `closefd`, because `_reopen_stream` uses the descriptor longer than this file.
+            setattr(sys, name, open(nowhere, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+    if is_ours:
         sys.stdout, sys.stderr = _reopen_stream(sys.stdout, _Stdout), _reopen_stream(sys.stderr, _Stderr)
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)

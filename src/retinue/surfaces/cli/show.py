@@ -27,7 +27,7 @@ from retinue.protocol.subagent_tools import INTERRUPTED
 from retinue.surfaces.cli import output, pager
 from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.printer import colors, safe
-from retinue.surfaces.printer.header import name_model
+from retinue.surfaces.printer.header import has_workspace, name_model
 
 INDENT = "  "
 ABSTAINED = "abstained"
@@ -215,7 +215,7 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float, *, change
         yield "server", spawned.server
     presented = view.find_presented()
     workspace = presented.spawned.workspace
-    if workspace:
+    if workspace and has_workspace(presented):
         whose = " (the project itself)" if Path(workspace) == project else ""
         yield "workspace", output.shorten_path(workspace, project) + whose
     if changes:

@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from retinue.build.parts import MAIN, Parts
 from retinue.build.project import load_project_parts
-from retinue.build.sandboxes import build_sandbox_image, find_container_engine, probe_runtime
+from retinue.build.sandboxes import build_sandbox_image, find_container_engine, needs_new_image, probe_runtime
 from retinue.config import trust
 from retinue.config.files import exists, read_text
 from retinue.config.location import suggest
@@ -215,11 +215,11 @@ def _ask_runtime(parts: Parts, engine: str | None) -> Parts:
 
 
 def _make_container_ready(parts: Parts) -> None:
-    """Check that containers work, and build the default image if it is missing. Raises ConfigError."""
+    """Check that containers work, and build the default image if only that is missing. Raises ConfigError."""
     try:
         probe_runtime(parts, CONTAINER)
-    except ConfigError:
-        if parts.image is not None:
+    except ConfigError as error:
+        if parts.image is not None or not needs_new_image(error):
             raise
         output.print_error(BUILDING_IMAGE)
         build_sandbox_image()

@@ -40,7 +40,7 @@ async def serve_stdio(server: Server, stop: asyncio.Event) -> None:
     finally:
         await session.close()
         writer.close()
-    if writer.failure:
+    if writer.failure is not None:
         raise OutputFailed(writer.failure)
 
 
@@ -135,7 +135,7 @@ class _Writer:
     answers."""
 
     is_open = True
-    failure = ""
+    failure: OSError | None = None
 
     def __init__(self, fd: int, gone: Callable[[], object]) -> None:
         self._fd, self._gone = fd, gone
@@ -153,7 +153,7 @@ class _Writer:
                 write_all(self._fd, message + b"\n")
         except OSError as error:
             if not isinstance(error, BrokenPipeError):  # a broken pipe only means that the client is gone
-                self.failure = error.strerror or str(error)
+                self.failure = error
             self._gone()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ then built from the log.
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 import msgspec
 
@@ -72,16 +73,26 @@ def read_header(run: RunView, tree: str, *, runtime: str | None = None) -> Heade
         runtime = run.started.runtime
     if runtime is None:
         return None
-    spawned, profile = run.spawned, decode_raw(run.spawned.profile)
+    spawned, profile = run.spawned, _read_profile(run)
     return Header(
         model=spawned.model or run.agent,
         runtime=runtime,
-        workspace=profile.get("workspace") if isinstance(profile, dict) else None,
+        workspace=profile.get("workspace"),
         tree=tree,
         tokens=spawned.max_tokens,
         cost=spawned.max_cost,
         seconds=spawned.timeout_seconds,
     )
+
+
+def has_workspace(run: RunView) -> bool:
+    """Return False for a run at an A2A agent, also if it never started there."""
+    return _read_profile(run).get("runtime") != A2A
+
+
+def _read_profile(run: RunView) -> dict[str, Any]:
+    profile = decode_raw(run.spawned.profile)
+    return profile if isinstance(profile, dict) else {}
 
 
 def name_model(model: str) -> str:

@@ -277,7 +277,7 @@ class _Output:
             self._fd = int(stream.fileno())  # type: ignore[attr-defined]
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self.is_closed = False
-        self.failure: str | None = None
+        self.failure: OSError | None = None
         self._held: list[str] | None = None
 
     @property
@@ -315,4 +315,4 @@ class _Output:
             self.is_closed = True
         except OSError as error:
             self.is_closed = True
-            self.failure = error.strerror or str(error)
+            self.failure = error
