@@ -40,7 +40,9 @@ def test_the_bottom_fits_and_lasting_lines_stay(terminals: list[Tmux], tmp_path:
     terminal = open_program(terminals, tmp_path, columns=columns, rows=rows)
     terminal.type("300")
     terminal.press("Enter")
-    screen = terminal.read_until("lasting 299").split("\n")
+    screen = terminal.read_until(
+        lambda screen: "lasting 299" in screen and screen.split("\n")[-1].startswith("the last line")
+    ).split("\n")
     assert [line for line in screen if line.startswith(">")] == [">"]
     assert screen[-3].startswith(f"{columns}x{rows} \\x1b[31m日本") and screen[-3].endswith("…")
     assert screen[-1].startswith("the last line xxx") and screen[-1].endswith("…")
@@ -62,7 +64,8 @@ def test_a_resized_terminal_keeps_one_bottom(terminals: list[Tmux], tmp_path: Pa
     terminal.read_until("> being written")
     for columns, rows in ((40, 24), (120, 30), (33, 10), (80, 24)):
         terminal.resize(columns, rows)
-        screen = terminal.read_until(f"{columns}x{rows} ")
+        size = f"{columns}x{rows} "
+        screen = terminal.read_until(lambda screen, size=size: size in screen and "the last line" in screen)
         assert screen.count("the last line") == 1, screen
         assert screen.count("> being written") == 1, screen
     assert all(terminal.history.count(f"lasting {number} ") == 1 for number in range(5))
