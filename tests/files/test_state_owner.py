@@ -131,10 +131,12 @@ def test_a_folder_that_others_may_write_is_refused_and_cannot_be_taken_over(stat
         adopt_state_folder(state)
 
 
-def test_links_are_refused(state: Path, tmp_path: Path) -> None:
-    shutil.rmtree(state / "logs")
-    (state / "logs").symlink_to(tmp_path)
-    assert "logs is a link" in refused(state)
+@pytest.mark.parametrize("name", ["logs", "runs", "control", "outbox", "applying", "mcp", "a2a"])
+def test_links_are_refused(state: Path, tmp_path: Path, name: str) -> None:
+    if (state / name).exists():
+        shutil.rmtree(state / name)
+    (state / name).symlink_to(tmp_path)
+    assert f"{name} is a link" in refused(state)
 
 
 @pytest.mark.finding("X2", "R6")

@@ -14,6 +14,7 @@ import pytest
 
 from retinue.core.events import RunEnded, ToolResult
 from retinue.core.limits import ResourceLimits
+from retinue.protocol import tool_server
 from retinue.sandbox import cgroups
 from retinue.sandbox.box import Box
 from retinue.sandbox.bubblewrap import probe_bubblewrap
@@ -119,6 +120,17 @@ async def test_an_outputs_folder_that_vanishes_at_the_start_leaves_no_process(
     replies: list[Any] = [call("shell", command="true"), {"text": "over"}]
     events, builder = await test_hostile.play(script, replies=replies)
     assert [body.text for body in bodies(events, ToolResult)] == ["fine"]
+    assert (bodies(events, RunEnded)[0].status, builder.starts, remains()) == ("done", 1, [])
+
+
+async def test_a_start_frame_that_cannot_be_sent_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tool_server, "FRAME_BYTES", 300)  # less than any start frame has
+    events, builder = await test_hostile.play(test_hostile.SERVES, replies=[test_hostile.ECHO, {"text": "over"}])
+    [result] = bodies(events, ToolResult)
+    assert not result.success and "a frame of" in result.text
     assert (bodies(events, RunEnded)[0].status, builder.starts, remains()) == ("done", 1, [])
 
 

@@ -26,7 +26,7 @@ from retinue.files.user_key import has_signature, sign_data
 OWNER_FILE = "owner.json"
 LOG_FOLDER = "logs"  # of a log in files, whose owner is checked here too; build/logs.py gives it to the log
 APPLY_FOLDER = "applying"
-STATE_FOLDERS = (LOG_FOLDER, "runs", "control", "outbox", APPLY_FOLDER, "mcp")
+STATE_FOLDERS = (LOG_FOLDER, "runs", "control", "outbox", APPLY_FOLDER, "mcp", "a2a")
 PURPOSE = "state folder"
 MAX_BYTES = 16 * 1024
 OTHERS_MAY_WRITE = 0o022

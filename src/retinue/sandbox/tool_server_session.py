@@ -132,7 +132,7 @@ class ToolServerConnection:
 
     Includes the run's proxy and the task that watches the size of its files. Several calls run at once."""
 
-    def __init__(self, process: Process, start: frames.Start, box: Box, proxy: RunProxy | None) -> None:
+    def __init__(self, process: Process, box: Box, proxy: RunProxy | None) -> None:
         self._process, self.box, self.proxy = process, box, proxy
         self.is_used = False
         self.was_stopped = False  # the tool server was ended by us, not lost
@@ -153,10 +153,10 @@ class ToolServerConnection:
             on_frame=self._handle_frame,
             on_end=self._handle_end,
         )
-        self._channel.send(start)
 
-    async def greet(self) -> None:
-        """Wait for the tool server's hello. Raises RetinueError if the hello does not arrive."""
+    async def greet(self, start: frames.Start) -> None:
+        """Send the start frame and wait for the tool server's hello. Raises RetinueError if the hello does not arrive."""
+        self._channel.send(start)
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._greeted
@@ -477,7 +477,7 @@ class ToolServerSession:
             prepared = await self._prepare(box)
             process = builder.process(prepared, Path(self._own.own, "full_logs", "tool_server.log"))
             process.start()
-            connection = ToolServerConnection(process, frame, box, proxy)
+            connection = ToolServerConnection(process, box, proxy)
             undo.push_async_callback(connection.stop)
             if prepared.user is not None:
                 self._own.give_outputs(prepared.user)
@@ -485,7 +485,7 @@ class ToolServerSession:
                     for path in find_closed_paths(box):
                         self._emit(Warned(CLOSED.format(path=path), code="closed_path"))
                 self._user = prepared.user
-            await connection.greet()
+            await connection.greet(frame)
             undo.pop_all()
         return connection
 
