@@ -36,7 +36,7 @@ from tests.supervisor.tree.kit import bodies, call
 from tests.tools.code_mode.kit import NAME, report, served
 
 Fault = Literal["killed", "stopped", "lies"]
-FRAMES = 30  # of the script below, both ways, when nothing goes wrong
+FRAMES = 34  # of the script below, both ways, when nothing goes wrong
 SAMPLE = 4
 SEED = 20261116
 LIES: list[tool_server.FromServer] = [
@@ -48,6 +48,7 @@ LIES: list[tool_server.FromServer] = [
     tool_server.Hello(1),
 ]
 PROGRAM = "from tools import weather\nprint(await weather.report('Rome'), file=open('log', 'a'))"
+SLEEPS = "sleep 1000"  # ends at its deadline, which comes once the tool server has accepted the call
 SCRIPT: list[Any] = [
     call("write", path="made", content="x\n"),
     call("read", path="made"),
@@ -59,6 +60,7 @@ SCRIPT: list[Any] = [
     call(NAME, code=PROGRAM, executionTimeout=60),
     call("shell", command="echo last >> log", timeout=60),
     call("shell", command="cat log", timeout=60),
+    call("shell", command=SLEEPS, timeout=60),
     {"text": "over"},
 ]  # fmt: skip
 
@@ -79,7 +81,17 @@ class FaultyChannel:
         self.count = 0
         self.processes: list[CountedProcess] = []
         self.pids: list[int] = []
-        self._hurrying: asyncio.Task[None] | None = None
+        self._hurrying: list[asyncio.Task[None]] = []
+        self._sleeping = -1
+
+    def note_call(self, frame: tool_server.Frame) -> None:
+        if isinstance(frame, tool_server.CallFrame) and frame.args.get("command") == SLEEPS:
+            self._sleeping = frame.id
+
+    def note_answer(self, frame: tool_server.Frame) -> None:
+        """Let the deadline of the sleeping command come, now that it runs."""
+        if isinstance(frame, tool_server.Accepted) and frame.id == self._sleeping:
+            self._hurrying.append(asyncio.create_task(pass_time(60.0)))
 
     def pass_frame(self, deliver: Callable[[Any], None]) -> None:
         self.count += 1
@@ -94,7 +106,7 @@ class FaultyChannel:
             os.kill(pid, signal.SIGKILL)
         else:
             os.kill(pid, signal.SIGSTOP)
-            self._hurrying = asyncio.create_task(self._hurry(pid))
+            self._hurrying.append(asyncio.create_task(self._hurry(pid)))
 
     async def _hurry(self, pid: int) -> None:
         """Let the time pass at once in which the host waits for one who has stopped, and no longer."""
@@ -140,12 +152,14 @@ async def play(
                 channel.pass_frame(self._deliver)
             if not self.closed:
                 self._deliver(frame)
+                channel.note_answer(frame)
 
         def send(self, frame: tool_server.Frame) -> None:
             try:
                 channel.pass_frame(self._deliver)
             except ProtocolError as error:
                 self._end(error)
+            channel.note_call(frame)
             super().send(frame)
 
     class ThisProcess(CountedProcess):
@@ -189,6 +203,9 @@ def check(fault: Fault, starts: int, events: list[Event], written: str) -> None:
         assert times == 1 if by_id[call_id].success else times <= 1, (call_id, written)
     for name in ("call_1_1", "call_3_1", "call_4_1", "call_5_1"):
         assert by_id[name].success or by_id[name].outcome == UNKNOWN_AFTER_CRASH or "not run" in by_id[name].text
+    sleeping = by_id["call_7_1"]
+    assert not sleeping.success
+    assert "timed out after 60s" in sleeping.text or sleeping.outcome == UNKNOWN_AFTER_CRASH
     for name in ("call_2_1", "call_3_2", "call_3_3"):  # these may run twice, so nobody is left in doubt
         assert by_id[name].success or (not by_id["call_1_1"].success and "No such file" in by_id[name].text)
 
