@@ -7,7 +7,7 @@ import pytest
 
 import retinue
 from retinue.core import secrets
-from retinue.core.events import Delta
+from retinue.core.events import Delta, Event
 from retinue.tools.live_output import PIECE_CHARACTERS, LiveOutput
 from retinue.tools.truncate import HeadAndTail, clean_cut
 from tests.gates import until
@@ -118,14 +118,26 @@ async def test_no_line_of_a_secret_is_shown_where_the_lines_before_it_were_dropp
 
 @pytest.mark.parametrize("runtime", ["inherited", "isolated"])
 async def test_a_command_is_seen_while_it_runs_and_its_secrets_are_not(runtime: str, tmp_path: Path) -> None:
+    def wait_for(words: str) -> str:
+        """A shell command that waits until the test has seen these words."""
+        return f"until [ -e '{words}' ]; do sleep 0.01; done"
+
     command = (
-        f"printf 'begins {KEY[:12]}'; sleep 0.2; printf '{KEY[12:]} goes on\\n'; sleep 0.2; "
-        f"seq 1 200000; printf '{KEY[:20]}'; printf '{KEY[20:]}\\n'; sleep 0.2; echo ended; sleep 0.2"
+        f"printf 'begins {KEY[:12]}'; {wait_for('begins')}; printf '{KEY[12:]} goes on\\n'; {wait_for('goes on')}; "
+        f"seq 1 200000; printf '{KEY[:20]}'; printf '{KEY[20:]}\\n'; echo ended; {wait_for('ended')}"
     )
     script = {"main": [call("shell", command=command), {"text": "end"}]}
+    tmp_path.chmod(0o755)  # the user of a sandbox reads below it
+    items: list[Event | Delta] = []
     async with retinue.open(mode="yes", path=tmp_path / ".retinue", runtime=runtime) as r:
-        run = await r.spawn(main(script), "go")
-        items = [item async for item in r.control.watch(run.tree, deltas=True)]
+        run = await r.spawn(main(script, workspace="scratch"), "go")
+        workspace = Path((await r.control.describe_run(run.tree)).workspace)
+        async for item in r.control.watch(run.tree, deltas=True):
+            items.append(item)
+            if isinstance(item, Delta) and item.kind == "output":
+                for words in ("begins", "goes on", "ended"):
+                    if words in item.text:
+                        (workspace / words).touch()
     deltas = [item for item in items if isinstance(item, Delta) and item.kind == "output"]
     text = "".join(delta.text for delta in deltas)
     kinds = [item.kind for item in items]
