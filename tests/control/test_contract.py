@@ -18,6 +18,7 @@ from retinue.core.events import (
     Delta,
     Event,
     Inbox,
+    ModelChanged,
     RunEnded,
     RunResumed,
     RunSpawned,
@@ -712,6 +713,27 @@ async def test_a_conversation_waits_is_interrupted_and_ends_once(kind: str, tmp_
         assert await c.interrupt_turn("nowhere") is False
         said = [turn.text for turn in fold_thread(await h.supervisor.log.read(tree), 0) if isinstance(turn, UserTurn)]
         assert said == ["hello", "more", INTERRUPTED_TURN, "and now?"]
+
+
+async def test_another_model_answers_from_the_next_turn_of_a_conversation_on(kind: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("agents: {'*': [{text: 'of turn 1'}, {text: 'the other model'}]}")
+    async with control(kind, tmp_path, script={EXPLORER: ["the first model"]}) as (_, c):
+        run = await c.spawn(EXPLORER, Task("hello", conversation=True))
+        waiting = await first(c, run.tree, RunWaiting)
+        name = await c.change_model(run.tree, 0, f"scripted:{other}")
+        changed = await first(c, run.tree, ModelChanged, after=waiting.seq)
+        assert changed.body == ModelChanged(name)
+        await c.send(run.tree, 0, "and now?")
+        await first(c, run.tree, RunWaiting, after=changed.seq)
+        await c.end_conversation(run.tree)
+        assert (await run.result()).final_response == "the other model"
+
+
+@reading
+async def test_the_writer_is_the_process_that_has_the_runs(kind: str, tmp_path: Path) -> None:
+    async with control(kind, tmp_path) as (h, c):
+        assert c.writer == ("" if isinstance(c, StoredControl) else h.supervisor.log.writer)
 
 
 async def test_a_tree_is_idle_when_nothing_is_at_work_and_nobody_attends_it(kind: str, tmp_path: Path) -> None:
