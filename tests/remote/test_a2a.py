@@ -283,6 +283,21 @@ async def test_cancel_stops_the_task_and_words_reach_it(tmp_path: Path) -> None:
     assert bodies(events, RunEnded)[0].status == "cancelled"
 
 
+async def test_a_cancelled_run_keeps_what_its_agent_had_written(tmp_path: Path) -> None:
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await updater.add_artifact([Part(text="half ")], artifact_id="a")
+        await updater.add_artifact([Part(text="an answer")], artifact_id="a", append=True)
+        await asyncio.Event().wait()
+
+    async with serve_agent(act) as (url, _), supervise(tmp_path) as supervisor:
+        run = await supervisor.spawn(make_profile(url), Task("go"))
+        async for item in supervisor.watch(run.tree, deltas=True):
+            if isinstance(item, Delta):
+                assert await run.cancel()
+        result = await run.result()
+    assert (result.status, result.partial) == ("cancelled", "half an answer")
+
+
 async def test_cancel_reaches_an_agent_that_waits_for_input(tmp_path: Path) -> None:
     async def act(updater: TaskUpdater, context: RequestContext) -> None:
         await updater.requires_input(updater.new_agent_message([Part(text="Which cluster?")]))
