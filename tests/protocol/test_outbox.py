@@ -159,6 +159,13 @@ def test_a_response_is_for_its_request_only() -> None:
             outbox.parse_response(wrong, "a-1")
 
 
+def test_half_of_a_character_is_replaced_and_the_rest_arrives() -> None:
+    response = outbox.OutboxResponse(id="a", status="done", final_response="so\ud83d", structured={"n": ["\udc00"]})
+    read = outbox.parse_response(outbox.encode_response(response), "a")
+    assert (read.final_response, read.structured) == ("so?", {"n": ["?"]})
+    assert outbox.parse_steer(outbox.encode_steer(3, "so\ud83d")) == (3, "so?")
+
+
 def test_a_response_that_is_too_long_is_cut_and_says_so() -> None:
     data = outbox.encode_response(
         outbox.OutboxResponse(id="a", status="done", final_response="x" * (outbox.RESPONSE_BYTES + 1))

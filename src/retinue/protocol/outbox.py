@@ -23,7 +23,7 @@ from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import check_name
 from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirmed_ending
 from retinue.protocol.inherited_limits import BAGGAGE_KEY, KEYS, TRACE_KEY, from_meta
-from retinue.protocol.strict_json import InvalidBody, decode_body
+from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
 
 VERSION = 1
 REQUEST_BYTES = 1024 * 1024
@@ -225,7 +225,7 @@ def _read_spending(fields: dict[str, Any]) -> dict[str, Any]:
 def encode_steer(run: int, text: str | None) -> bytes:
     """Encode a message for run number `run` of the tree that a request has become. None cancels the run."""
     command = {"cancel": True} if text is None else {"text": text}
-    return msgspec.json.encode({"version": VERSION, "run": run, **command})
+    return encode_body({"version": VERSION, "run": run, **command})
 
 
 def parse_steer(data: bytes) -> tuple[int, str | None]:
@@ -240,8 +240,8 @@ def parse_steer(data: bytes) -> tuple[int, str | None]:
 def encode_response(response: OutboxResponse) -> bytes:
     """Encode a response in at most `RESPONSE_BYTES`, which is the most that the requesting side reads. Too long texts
     are cut with a mark, a too long structured answer is left out, and the warning names them."""
-    data = msgspec.json.encode(response)
-    return data if len(data) <= RESPONSE_BYTES else msgspec.json.encode(_cut_response(response))
+    data = encode_body(response)
+    return data if len(data) <= RESPONSE_BYTES else encode_body(_cut_response(response))
 
 
 def _cut_response(response: OutboxResponse) -> OutboxResponse:
@@ -267,7 +267,7 @@ def _cut_text(text: str, limit: int) -> str:
 
 
 def _measure_json(value: object) -> int:
-    return len(msgspec.json.encode(value))
+    return len(encode_body(value))
 
 
 def parse_response(data: bytes, name: str) -> OutboxResponse:
