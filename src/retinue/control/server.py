@@ -9,7 +9,6 @@ starts and stops the server.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -28,7 +27,7 @@ from retinue.core.events import Delta, encode_event
 from retinue.core.results import Result
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.http.listener import Listener
-from retinue.http.server import HttpError, HttpRequest, ServerConnection
+from retinue.http.server import HttpError, HttpRequest, ServerConnection, check_bearer_token
 from retinue.protocol import control as protocol
 from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
 
@@ -108,9 +107,7 @@ class ControlServer(Listener):
 
     def _find_route(self, request: HttpRequest) -> protocol.Command[Any] | protocol.StreamCommand:
         """Return the command of a request, after checking token, route and method. Raises HttpError."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token.encode()):
-            raise HttpError(401, "the token is missing or wrong", **{"WWW-Authenticate": "Bearer"})
+        check_bearer_token(request, self._token)
         route = ROUTES.get(request.path)
         if route is None:
             raise HttpError(404, "there is no such route")
