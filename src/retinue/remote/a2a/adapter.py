@@ -182,14 +182,18 @@ class A2aRun:
                     raise Disconnected(GONE.format(seconds=self._agent.reconnect_timeout, why=why))
                 self._connection.forget_card()
                 await asyncio.sleep(wait)
-        except TaskNotFoundError:
-            raise Disconnected(FORGOTTEN) from None
-        except A2AError as error:
-            yield Report(STARTED, _fail(f"the agent refuses: {error.message}"))
-        except Disconnected:
-            raise
-        except RetinueError as error:
-            yield Report(STARTED, _fail(str(error)))
+        except (A2AError, Disconnected, RetinueError) as error:
+            for report in self._fold.report_rest():
+                yield report
+            match error:
+                case TaskNotFoundError():
+                    raise Disconnected(FORGOTTEN) from None
+                case Disconnected():
+                    raise
+                case A2AError():
+                    yield Report(STARTED, _fail(f"the agent refuses: {error.message}"))
+                case _:
+                    yield Report(STARTED, _fail(str(error)))
 
     def _check_lost(self, error: Exception, tries: int) -> int:
         """Return the number of failed attempts. Raises Disconnected or RetinueError if the agent cannot be asked
@@ -437,8 +441,7 @@ class A2aRun:
         lost, so that nobody waits for its ending, but go on asking."""
         giving_up: asyncio.TimerHandle | None = None
         if run == STARTED:  # runs below have ended here already
-            lost = Report(STARTED, RunEnded("disconnected", UNCANCELLED, 0, error_details=UNCANCELLED))
-            giving_up = asyncio.get_running_loop().call_later(CANCEL_ASK_SECONDS, self._inbox.put_nowait, lost)
+            giving_up = asyncio.get_running_loop().call_later(CANCEL_ASK_SECONDS, self._give_up)
             self._connection.forget_card()  # fetched again, which shows that the agent can be reached
 
         async def cancel_task() -> Task:
@@ -457,6 +460,11 @@ class A2aRun:
             if not self._known.typed:  # an agent that waits for input has no open stream
                 for report in self._fold.apply(StreamResponse(task=task)):
                     self._inbox.put_nowait(report)
+
+    def _give_up(self) -> None:
+        lost = RunEnded("disconnected", UNCANCELLED, 0, error_details=UNCANCELLED)
+        for report in (*self._fold.report_rest(), Report(STARTED, lost)):
+            self._inbox.put_nowait(report)
 
     async def _repeat(self, make: Callable[[], Awaitable[T]]) -> T:
         """Make a request, and make it again as long as the agent cannot be reached, and once with a new token."""
