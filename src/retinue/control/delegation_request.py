@@ -174,7 +174,7 @@ class DelegationRequest:
             timeout_seconds=_choose_timeout(request, profile.limits, self._host),
         )
         placed = replace(profile, workspace="scratch", network=profile.network or "none")
-        caller = narrow_caller(self._host.caller, request.limits)
+        caller = narrow_caller(self._host.caller, request.limits.as_client())
         run = await self._control.spawn(placed, task, caller=caller, starts_from=str(self._copies.path))
         return run, Path((await self._control.describe_run(run.tree)).workspace)
 

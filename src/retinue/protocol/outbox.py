@@ -11,7 +11,6 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -78,8 +77,8 @@ class RequestError(RetinueError):
 class OutboxRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A delegation request.
 
-    `subagent_id` is the run's id on the requesting side. `depth` is how many levels of runs may be below the run.
-    `tokens` and `cost` are what the run may spend. `traceparent` is the run's span. `ignored` are the unknown keys."""
+    `subagent_id` is the run's id on the requesting side. `limits` are the remaining limits of the run, apart from its
+    time, and its trace. `ignored` are the unknown keys."""
 
     id: str
     subagent_id: str = ""
@@ -88,21 +87,13 @@ class OutboxRequest(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str
     context_paths: Sequence[str] = ()
     timeout_seconds: float | None = None
-    depth: int = 0
-    tokens: int | None = None
-    cost: Decimal | None = None
-    traceparent: str = ""
-    baggage: str = ""
+    limits: Caller = Caller(depth=0)
     ignored: Sequence[str] = ()
 
-    @property
-    def limits(self) -> Caller:
-        """The limits of the requesting side. Its depth is `depth` + 1, because the run itself takes one level."""
-        spending = {name: getattr(self, name) for name in SPENDING_KEYS}
-        return Caller(depth=self.depth + 1, **spending)
 
-
-_KEYS = ("version", *(name for name in OutboxRequest.__struct_fields__ if name != "ignored"))
+_OWN_KEYS = ("id", "subagent_id", "task", "profile", "workspace", "context_paths", "timeout_seconds")
+_LIMIT_KEYS = ("depth", *SPENDING_KEYS)
+_KEYS = ("version", *_OWN_KEYS, *_LIMIT_KEYS)
 
 
 class OutboxResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -172,7 +163,8 @@ def is_odd_request(file: str) -> bool:
 
 
 def encode_request(request: OutboxRequest) -> bytes:
-    fields = {key: getattr(request, key) for key in _KEYS if key != "version"}
+    fields = {key: getattr(request, key) for key in _OWN_KEYS}
+    fields |= {key: getattr(request.limits, key) for key in _LIMIT_KEYS}
     said = {key: value for key, value in fields.items() if value not in (None, "")}
     return json.dumps({"version": VERSION, **said}, ensure_ascii=True, default=str).encode()
 
@@ -210,8 +202,7 @@ def parse_request(data: bytes, name: str) -> OutboxRequest:
         workspace=_read_path(_read_text(fields, "workspace"), "workspace"),
         context_paths=_read_paths(fields.get("context_paths", [])),
         timeout_seconds=None if timeout is None else float(timeout),
-        depth=min(depth, 1000),
-        **_read_spending(fields),
+        limits=Caller(depth=min(depth, 1000), **_read_spending(fields)),
         ignored=tuple(sorted(key for key in fields if key not in _KEYS)),
     )
 

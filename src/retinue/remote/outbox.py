@@ -101,7 +101,7 @@ class OutboxRun:
         written = protocol.request_name(name), protocol.claim_name(name), protocol.response_name(name)
         if any(map(self._box.has_entry, written)):
             return
-        limits = request.limits
+        deadline = request.limits.deadline
         data = protocol.encode_request(
             protocol.OutboxRequest(
                 id=name,
@@ -110,12 +110,8 @@ class OutboxRun:
                 profile=request.profile,
                 workspace=request.workspace,
                 context_paths=request.readable,
-                timeout_seconds=None if limits.deadline is None else max(0.001, limits.deadline - time.time()),
-                depth=limits.depth or 0,
-                tokens=limits.tokens,
-                cost=limits.cost,
-                traceparent=limits.traceparent,
-                baggage=limits.baggage,
+                timeout_seconds=None if deadline is None else max(0.001, deadline - time.time()),
+                limits=request.limits,
             )
         )
         if len(data) > protocol.REQUEST_BYTES:
