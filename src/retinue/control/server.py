@@ -20,7 +20,6 @@ import msgspec
 
 from retinue.concurrency import TaskOwner, run_until_first
 from retinue.control.address_files import AddressFile
-from retinue.core.approvals import Answered
 from retinue.core.control import ClientOptions, Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import Delta, encode_event
@@ -38,7 +37,6 @@ HEARTBEAT_SECONDS = 5.0
 STUCK_SECONDS = 30.0
 BUFFERED_BYTES = 64 * 1024
 LINES_PER_TURN = 64
-DEFAULT_ANSWERER = "control"
 UNATTENDED = (
     "process {pid} writes the log of {tree} and asks nobody, since it was started with --yes: "
     "add --yes to continue there all the same, or wait until it has ended"
@@ -139,7 +137,6 @@ class CommandHandlers:
         self._control = control
         self._unattended = unattended
         self._own: dict[protocol.Command[Any], Callable[[Any], Awaitable[Any]]] = {
-            protocol.ANSWER: self._answer_question,
             protocol.RESUME: self._resume_tree,
             protocol.CONTINUE: self._continue_run,
         }
@@ -162,18 +159,6 @@ class CommandHandlers:
         if isinstance(reply, Result):  # the parser of a typed output is a function and cannot be sent
             return msgspec.structs.replace(reply, parse=msgspec.UNSET)
         return reply
-
-    async def _answer_question(self, request: protocol.AnswerRequest) -> Answered:
-        by = request.by[: protocol.MAX_NAME] or DEFAULT_ANSWERER
-        surface = request.surface[: protocol.MAX_NAME]
-        return await self._control.answer(
-            request.approval_id,
-            request.decision,
-            by=by,
-            digest=request.digest,
-            surface=surface,
-            key=request.key[: protocol.MAX_KEY],
-        )
 
     async def _resume_tree(self, request: protocol.ResumeRequest) -> RunHandle:
         self._check_attended(request)

@@ -42,7 +42,7 @@ from retinue.protocol.strict_json import InvalidBody, encode_body
 VERSION = 1
 KEY_HEADER = "Idempotency-Key"
 MAX_KEY = 64
-MAX_NAME = 200
+DEFAULT_ANSWERER = "control"
 REPLY_SECONDS = 15.0
 FILES_SECONDS = 300.0  # for commands that read or write the files of a whole project
 PLAN_SECONDS = 60.0  # a person waits for the plan
@@ -51,6 +51,8 @@ _DELTA = b'{"delta":'
 Q = TypeVar("Q")
 R = TypeVar("R")
 TreeId = Annotated[str, msgspec.Meta(min_length=1)]
+Name = Annotated[str, msgspec.Meta(max_length=200)]
+Key = Annotated[str, msgspec.Meta(max_length=MAX_KEY)]
 Seq = Annotated[int, msgspec.Meta(ge=0, lt=_MAX_SEQ)]
 
 
@@ -192,10 +194,10 @@ class AnswerRequest(Arguments, frozen=True):
 
     approval_id: str
     decision: Allow | Deny
-    by: str = ""
+    by: Name = DEFAULT_ANSWERER
     digest: str = ""
-    surface: str = ""
-    key: str = ""
+    surface: Name = ""
+    key: Key = ""
 
 
 class ErrorReply(msgspec.Struct, frozen=True, omit_defaults=True):
