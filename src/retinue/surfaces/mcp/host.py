@@ -244,7 +244,7 @@ class Host:
         wait_approvals: float,
         reply_within: float | None,
     ) -> None:
-        waiting = ClientApprover(wait_approvals or WAIT_APPROVALS)
+        waiting = partial(deny_after, wait_approvals or WAIT_APPROVALS)
         approver = AttachedApprover(waiting, by="expiry", attends=self.attends)
         self.parts = replace(parts, approver=approver, wait_approvals=wait_approvals, is_mcp_server=True)
         self._profile, self._profiles, self._command = profile, profiles, command
@@ -373,13 +373,7 @@ def make_input_required(forms: dict[str, dict[str, Any]], state: str) -> dict[st
     return {"resultType": "input_required", "inputRequests": requests, "requestState": state}
 
 
-class ClientApprover:
-    """The supervisor's approver for the users of clients. It gives no answer of its own. It keeps a question open for
-    at most `seconds`."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    async def __call__(self, question: Approval) -> Decision:
-        await asyncio.sleep(self._seconds)
-        return Deny(f"nobody answered within {self._seconds:g} s")
+async def deny_after(seconds: float, question: Approval) -> Decision:
+    """Deny a question if the users of clients have not answered it within `seconds`."""
+    await asyncio.sleep(seconds)
+    return Deny(f"nobody answered within {seconds:g} s")
