@@ -42,11 +42,6 @@ UNATTENDED = (
     "add --yes to continue there all the same, or wait until it has ended"
 )
 _ENDLESS = (protocol.ATTEND, protocol.WATCH_QUESTIONS)  # streams that end only with the server
-_STREAMS = (protocol.OPEN_CLIENT, protocol.WATCH, *_ENDLESS)
-ROUTES: dict[str, protocol.Command[Any] | protocol.StreamCommand] = {
-    **protocol.COMMANDS,
-    **{stream.path: stream for stream in _STREAMS},
-}
 
 
 class ControlServer(Listener):
@@ -106,7 +101,7 @@ class ControlServer(Listener):
     def _find_route(self, request: HttpRequest) -> protocol.Command[Any] | protocol.StreamCommand:
         """Return the command of a request, after checking token, route and method. Raises HttpError."""
         check_bearer_token(request, self._token)
-        route = ROUTES.get(request.path)
+        route = protocol.ROUTES.get(request.path)
         if route is None:
             raise HttpError(404, "there is no such route")
         method = "GET" if route.reads else "POST"

@@ -271,18 +271,13 @@ PLAN_APPLY = Command(  # changes nothing, but its list of runs fits in no query 
 APPLY_PLANNED = Command("/v1/apply-planned", "apply_planned", ApplyPlannedRequest, NoneType, seconds=FILES_SECONDS)
 UNDO_APPLY = Command("/v1/undo-apply", "undo_interrupted_apply", Arguments, bool, seconds=FILES_SECONDS)
 APPLY = Command("/v1/apply", "apply", RunRequest, list[ChangedFile], seconds=FILES_SECONDS)
-COMMANDS: dict[str, Command[Any]] = {
-    command.path: command
-    for command in (
-        TREES, PENDING, CANCEL, INTERRUPT, END_CONVERSATION, KILL, SEND, ANSWER, PREPARE, SPAWN, RESUME, CONTINUE,
-        CHANGE_MODEL, RESULT, DESCRIBE, FIND, COPIES, CHANGES, DIFF, CHANGED_LINES, PLAN_APPLY, APPLY_PLANNED,
-        UNDO_APPLY, APPLY,
-    )
-}  # fmt: skip
 OPEN_CLIENT = StreamCommand("/v1/client", OpenClientRequest)
 ATTEND = StreamCommand("/v1/attend", QuestionsRequest)  # the client is an approver as long as the stream is open
 WATCH = StreamCommand("/v1/watch", WatchRequest, reads=True)
 WATCH_QUESTIONS = StreamCommand("/v1/questions", QuestionsRequest, reads=True)
+ROUTES: dict[str, Command[Any] | StreamCommand] = {  # all of the above
+    each.path: each for each in list(vars().values()) if isinstance(each, Command | StreamCommand)
+}
 
 
 def decode_query(query: dict[str, str], shape: type[Q]) -> Q:
