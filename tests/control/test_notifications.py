@@ -57,6 +57,17 @@ async def test_a_command_ends_with_its_question_and_only_a_few_run_at_once(tmp_p
     assert not any(os.path.exists(f"/proc/{(tmp_path / name).read_text().strip()}") for name in os.listdir(tmp_path))
 
 
+async def test_a_question_with_half_of_a_character_is_notified(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, "sh", "-c", "cat > part; mv part whole")
+    try:
+        desk.changes.put_nowait(ask(1, note="so\ud83d"))
+        await wait_until(lambda: (tmp_path / "whole").exists() or desk.warned)
+    finally:
+        await desk.notifier.close()
+    assert desk.warned == []
+    assert json.loads((tmp_path / "whole").read_text())["args"]["note"] == "so?"
+
+
 async def test_a_command_that_cannot_be_started_is_told_once(tmp_path: Path) -> None:
     desk = Desk(tmp_path, str(tmp_path / "nothing"))
     desk.changes.put_nowait(ask(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retinue.core.caller import Caller
 from retinue.core.errors import RetinueError
 from retinue.core.profiles import NAME_PATTERN
 from retinue.protocol import outbox
@@ -29,7 +31,7 @@ def test_what_is_asked_comes_back_as_it_was() -> None:
         workspace="/w",
         context_paths=("/w/a",),
         timeout_seconds=5.0,
-        depth=2,
+        limits=Caller(depth=2, tokens=9, cost=Decimal("0.5")),
     )
     assert outbox.parse_request(outbox.encode_request(asked), "a-1") == asked
 
@@ -37,7 +39,7 @@ def test_what_is_asked_comes_back_as_it_was() -> None:
 @pytest.mark.requirement("P34")
 def test_what_is_not_said_is_narrow() -> None:
     request = parse()
-    assert (request.depth, request.context_paths, request.timeout_seconds) == (0, (), None)
+    assert (request.limits, request.context_paths, request.timeout_seconds) == (Caller(depth=0), (), None)
 
 
 @pytest.mark.requirement("MASS-12", "MASS-17")
@@ -157,6 +159,13 @@ def test_a_response_is_for_its_request_only() -> None:
     for wrong in (data.replace(b"a-1", b"b-1"), data.replace(b"done", b"gone"), data[:-1], b"[" * 100_000):
         with pytest.raises(outbox.RequestError):
             outbox.parse_response(wrong, "a-1")
+
+
+def test_half_of_a_character_is_replaced_and_the_rest_arrives() -> None:
+    response = outbox.OutboxResponse(id="a", status="done", final_response="so\ud83d", structured={"n": ["\udc00"]})
+    read = outbox.parse_response(outbox.encode_response(response), "a")
+    assert (read.final_response, read.structured) == ("so?", {"n": ["?"]})
+    assert outbox.parse_steer(outbox.encode_steer(3, "so\ud83d")) == (3, "so?")
 
 
 def test_a_response_that_is_too_long_is_cut_and_says_so() -> None:

@@ -283,6 +283,21 @@ async def test_cancel_stops_the_task_and_words_reach_it(tmp_path: Path) -> None:
     assert bodies(events, RunEnded)[0].status == "cancelled"
 
 
+async def test_a_cancelled_run_keeps_what_its_agent_had_written(tmp_path: Path) -> None:
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await updater.add_artifact([Part(text="half ")], artifact_id="a")
+        await updater.add_artifact([Part(text="an answer")], artifact_id="a", append=True)
+        await asyncio.Event().wait()
+
+    async with serve_agent(act) as (url, _), supervise(tmp_path) as supervisor:
+        run = await supervisor.spawn(make_profile(url), Task("go"))
+        async for item in supervisor.watch(run.tree, deltas=True):
+            if isinstance(item, Delta):
+                assert await run.cancel()
+        result = await run.result()
+    assert (result.status, result.partial) == ("cancelled", "half an answer")
+
+
 async def test_cancel_reaches_an_agent_that_waits_for_input(tmp_path: Path) -> None:
     async def act(updater: TaskUpdater, context: RequestContext) -> None:
         await updater.requires_input(updater.new_agent_message([Part(text="Which cluster?")]))
@@ -359,6 +374,33 @@ async def test_what_an_agent_said_while_the_connection_was_lost_is_not_lost(tmp_
             events = await read_run(run)
     assert bodies(events, RunEnded)[0].final_response == "one two three four" and agent.asked == ["go"]
     assert len(bodies(events, ToolCall)) == len(bodies(events, ToolResult)) == 1
+
+
+async def test_what_an_agent_said_before_it_was_lost_is_kept(tmp_path: Path) -> None:
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        await say(updater, "Looking...", "Found it.")
+        for number, word in enumerate(("half ", "an answer")):
+            await updater.add_artifact([Part(text=word)], artifact_id="a", append=number > 0)
+        await asyncio.Event().wait()
+
+    async with Proxy() as proxy, supervise(tmp_path) as supervisor:
+        interfaces = [AgentInterface(url=proxy.url, protocol_binding="JSONRPC", protocol_version="1.0")]
+        async with serve_agent(act, supported_interfaces=interfaces) as (url, _):
+            proxy.target = int(url.rpartition(":")[2])
+            run = await supervisor.spawn(make_profile(proxy.url), Task("go"))
+            items = []
+            async for item in run.events(deltas=True):
+                items.append(item)
+                if isinstance(item, Delta) and item.text.endswith("answer"):
+                    proxy.is_down = True
+                    proxy.cut()
+    events = [item for item in items if isinstance(item, Event)]
+    assert [body.text for body in bodies(events, Message)] == ["Looking...", "Found it.", "half an answer"]
+    [ending] = bodies(events, RunEnded)
+    assert ending.status == "disconnected" and ending.partial.endswith("half an answer")
+    fold = SpokenText(0)
+    said = "".join(piece for item in items for piece in fold.apply(item))
+    assert said == "Looking...\n\nFound it.\n\nhalf an answer"
 
 
 class Resumed(Hand):

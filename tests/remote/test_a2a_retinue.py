@@ -31,9 +31,17 @@ from retinue.remote.a2a import adapter
 from retinue.remote.port import RemoteRequest
 from retinue.testing import scripted
 from tests.gates import until
-from tests.remote.a2a_kit import Proxy
+from tests.remote.a2a_kit import Proxy, bind
 from tests.remote.test_a2a import bodies, make_profile, read_run, supervise
-from tests.surfaces.a2a.kit import VERSION_TOOL, Notes, make_argocd, make_certificate, serve, show_version
+from tests.surfaces.a2a.kit import (
+    VERSION_TOOL,
+    Notes,
+    make_argocd,
+    make_certificate,
+    make_supervisor,
+    serve,
+    show_version,
+)
 
 DEEP: dict[str, Any] = {
     "argocd": [{"tools": [{"name": "subagent_helper", "args": {"task": "help"}}]}, {"text": "ArgoCD runs v2.9.3."}],
@@ -265,6 +273,34 @@ async def test_an_answer_or_a_cancel_while_the_server_is_out_of_reach_arrives_la
             result = await run.result()
     assert view.ending is not None
     assert view.ending.status == result.status == ("done" if command == "answer" else "cancelled")
+
+
+@pytest.mark.parametrize("fault", ["refused", "silent"])
+async def test_a_cancelled_run_ends_although_its_agent_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(adapter, "CANCEL_ASK_SECONDS", 0.1)
+    monkeypatch.setattr(adapter.A2aAdapter, "grace", 1e6)  # the wait for an ending that the agent reports
+    silent, _ = bind()  # accepts connections and never answers
+    with silent:
+        async with Proxy() as proxy, serve(tmp_path / "there", make_argocd(DEPLOYS), public_url=proxy.url) as server:
+            proxy.target = int(server.address.rpartition(":")[2])
+            async with supervise(tmp_path / "here", wait_approvals=1e6) as supervisor:
+                argocd = make_profile(proxy.url, reconnect_timeout=1e6)
+                run = await supervisor.spawn(make_supervisor(tools=[argocd]), Task("deploy"))
+                async for event in run.events():
+                    if isinstance(event.body, ToolCall) and event.run == 1:
+                        break
+                if fault == "refused":
+                    proxy.is_down = True
+                    proxy.cut()
+                else:
+                    proxy.target = silent.getsockname()[1]
+                    proxy.stall()
+                assert await supervisor.cancel(run.tree, 1)
+                assert (await supervisor.wait(run.tree, 1)).status == "cancelled"
+                assert (await run.result()).status == "done"
+                proxy.cut()
 
 
 async def test_a_cancel_that_cannot_arrive_is_given_up_when_the_supervisor_closes(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class WatcherSettings:
 
 class DelegationRequest:
     """A claimed request. `stage` is the folder for its copies and has the request's name. `owner` is the user id of
-    the request file."""
+    the request file. `tree` is empty until the request runs."""
 
     def __init__(
         self,
@@ -73,16 +73,17 @@ class DelegationRequest:
         stage: Path,
     ) -> None:
         self._control, self._host, self._box, self._roots, self._locks = control, host, box, roots, locks
-        self._stage, self._name = stage, stage.name
+        self._stage, self.name = stage, stage.name
         self._copies = DelegatedWorkspace(stage, never=roots.never)
         self._notes: list[str] = []
         self._lines = 0
+        self._steers = 0
         self.owner: int | None = None
+        self.tree = ""
 
-    async def serve(self, trees: dict[str, str], stopping: Callable[[], bool]) -> protocol.OutboxResponse:
-        """Run the request, if it is allowed, and return its response. Adds the id of its tree to `trees`. Starts
-        nothing once `stopping` returns True."""
-        name = self._name
+    async def serve(self, stopping: Callable[[], bool]) -> protocol.OutboxResponse:
+        """Run the request, if it is allowed, and return its response. Starts nothing once `stopping` returns True."""
+        name = self.name
         try:
             request = self._read_request()
             if self._is_cancelled():
@@ -101,13 +102,13 @@ class DelegationRequest:
             return failure_response(name, f"the request {error}")
         except RetinueError as error:
             return failure_response(name, str(error))
-        trees[name] = run.ref.tree
+        self.tree = run.tree
         reach_failpoint("spawned")
         try:
             self._host.begun(run.ref, request.task)
-            await self._stream(run.ref.tree)
+            await self._stream(run.tree)
         except BaseException:
-            await self._control.cancel(run.ref.tree)  # its further events would not be reported
+            await self._control.cancel(run.tree)  # its further events would not be reported
             raise
         result = await run.result()
         async with self._locks.setdefault(request.workspace, asyncio.Lock()):
@@ -120,17 +121,27 @@ class DelegationRequest:
         return self._make_response(result)
 
     def _read_request(self) -> protocol.OutboxRequest:
-        file = protocol.request_name(self._name)
-        owners = (self._box.owner, os.geteuid())
-        data, self.owner = self._box.read_message(file, limit=protocol.REQUEST_BYTES, owners=owners)
-        return protocol.parse_request(data, self._name)
+        data, self.owner = self._read_file(protocol.request_name(self.name))
+        return protocol.parse_request(data, self.name)
+
+    def read_steer(self, file: str) -> tuple[int, str | None]:
+        """Return the message in a file of the outbox, as `parse_steer` does. Raises RequestError, UnreadableMessage and
+        FileNotFoundError."""
+        self._steers += 1
+        if self._steers > protocol.MOST_STEERS:
+            raise UnreadableMessage(f"exceeds the limit of {protocol.MOST_STEERS} messages for one request")
+        return protocol.parse_steer(self._read_file(file)[0])
+
+    def _read_file(self, file: str) -> tuple[bytes, int]:
+        """Return the content and the owner of a file that the requesting side has written."""
+        return self._box.read_message(file, limit=protocol.REQUEST_BYTES, owners=(self._box.owner, os.geteuid()))
 
     def _is_cancelled(self) -> bool:
-        return self._box.has_entry(protocol.cancel_name(self._name))
+        return self._box.has_entry(protocol.cancel_name(self.name))
 
     def _make_response(self, result: Result[Any]) -> protocol.OutboxResponse:
         return protocol.OutboxResponse(
-            id=self._name,
+            id=self.name,
             status=result.status,
             final_response=result.final_response,
             error_details=result.error_details,
@@ -169,12 +180,12 @@ class DelegationRequest:
             context="Paths in the task are those of another machine. Here, " + "; ".join(there) + ".",
             context_paths=[copy for _, copy in readable],
             include_parent_workspace=False,
-            subagent_id=request.subagent_id or self._name,
-            label=self._name,
+            subagent_id=request.subagent_id or self.name,
+            label=self.name,
             timeout_seconds=_choose_timeout(request, profile.limits, self._host),
         )
         placed = replace(profile, workspace="scratch", network=profile.network or "none")
-        caller = narrow_caller(self._host.caller, request.limits)
+        caller = narrow_caller(self._host.caller, request.limits.as_client())
         run = await self._control.spawn(placed, task, caller=caller, starts_from=str(self._copies.path))
         return run, Path((await self._control.describe_run(run.tree)).workspace)
 
@@ -182,7 +193,7 @@ class DelegationRequest:
         """Write the events of the tree to the outbox. A write error does not stop the run."""
         fd: int | None = None
         try:
-            fd = self._box.create_stream(protocol.events_name(self._name), reader=self.owner)
+            fd = self._box.create_stream(protocol.events_name(self.name), reader=self.owner)
         except OSError as error:
             self._notes.append(f"its events could not be written: {error.strerror or error}")
         try:

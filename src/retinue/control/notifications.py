@@ -14,12 +14,11 @@ from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval, QuestionChange, QuestionClosed
 from retinue.log.blocks import make_question_spans
 from retinue.processes.group import ProcessGroup, start_group
+from retinue.protocol.strict_json import encode_body
 from retinue.tools.command_process import build_environment
 
 NOTIFY_SECONDS = 30.0
@@ -82,7 +81,7 @@ class Notifier:
     def _start(self, question: Approval) -> ProcessGroup:
         facts = os.memfd_create("question")
         try:
-            os.write(facts, msgspec.json.encode(question, enc_hook=str))
+            os.write(facts, encode_body(question))
             os.lseek(facts, 0, os.SEEK_SET)
             return start_group(
                 self._command,

@@ -68,8 +68,7 @@ class OutboxWatcher:
         self._stage = make_private_folder(hosting.state / "outbox" / f"{key}.copies")
         self._locks = FolderLocks()
         self._serving: dict[str, asyncio.Task[None]] = {}
-        self._trees: dict[str, str] = {}
-        self._steers: dict[str, int] = {}
+        self._requests: dict[str, DelegationRequest] = {}
         self._commands = TaskOwner()
         self._odd: set[str] = set()
         self._said: set[str] = set()
@@ -99,8 +98,9 @@ class OutboxWatcher:
     async def close(self) -> None:
         """Cancel the runs and wait for their answers. Unclaimed requests stay for the next watcher."""
         self._stopping = True
-        for tree in list(self._trees.values()):
-            await self._control.cancel(tree)
+        for request in list(self._requests.values()):
+            if request.tree:
+                await self._control.cancel(request.tree)
         serving = list(self._serving.values())
         if serving:
             await asyncio.wait(serving, timeout=STOP_SECONDS)
@@ -111,8 +111,8 @@ class OutboxWatcher:
 
     def look_once(self) -> None:
         """Scan the folder once: start new requests, and cancel and steer running ones."""
-        for name in list(self._serving):
-            self._obey_cancel(name)
+        for request in self._requests.values():
+            self._obey_cancel(request)
         files = self._box.list_names()
         for file in files:
             self._read_steer(file)
@@ -186,37 +186,31 @@ class OutboxWatcher:
         except UnreadableMessage:
             return b""
 
-    def _obey_cancel(self, name: str) -> None:
-        tree = self._trees.get(name)
-        if tree is not None and self._box.has_entry(protocol.cancel_name(name)):
+    def _obey_cancel(self, request: DelegationRequest) -> None:
+        if request.tree and self._box.has_entry(protocol.cancel_name(request.name)):
             reach_failpoint("cancel_seen")
-            self._commands.start(self._cancel(name, tree))
+            self._commands.start(self._cancel(request))
 
-    async def _cancel(self, name: str, tree: str, run: int = 0) -> None:
-        if await self._control.cancel(tree, run):
-            self._host.say(f"{name}: {f'run {run} ' if run else ''}cancelled by the side that asked")
+    async def _cancel(self, request: DelegationRequest, run: int = 0) -> None:
+        if await self._control.cancel(request.tree, run):
+            self._host.say(f"{request.name}: {f'run {run} ' if run else ''}cancelled by the side that asked")
 
     def _read_steer(self, file: str) -> None:
         """Send the message in a steer file to its run, or cancel the run, unless the sender withdraws the file first.
         The side that removes the file has the message."""
-        name = protocol.parse_steer_name(file)
-        if name is None or name not in self._trees:
+        request = self._requests.get(protocol.parse_steer_name(file) or "")
+        if request is None or not request.tree:
             return
-        count = self._steers[name] = self._steers.get(name, 0) + 1
         try:
-            if count > protocol.MOST_STEERS:
-                raise UnreadableMessage(f"exceeds the limit of {protocol.MOST_STEERS} messages for one request")
-            data, _ = self._box.read_message(file, limit=protocol.REQUEST_BYTES, owners=(self._box.owner, os.geteuid()))
-            run, text = protocol.parse_steer(data)
+            run, text = request.read_steer(file)
         except FileNotFoundError:
             return
         except (UnreadableMessage, protocol.RequestError) as error:
-            self._complain(f"{name}: a message for it was not read: the file {error}")
+            self._complain(f"{request.name}: a message for it was not read: the file {error}")
             self._box.remove_entry(file)
             return
         if self._box.remove_entry(file):
-            tree = self._trees[name]
-            command = self._cancel(name, tree, run) if text is None else self._send(tree, run, text)
+            command = self._cancel(request, run) if text is None else self._send(request.tree, run, text)
             self._commands.start(command)
 
     async def _send(self, tree: str, run: int, text: str) -> None:
@@ -235,11 +229,11 @@ class OutboxWatcher:
             if answer == b"" or not self._claim(name):
                 self._answer(failure_response(name, FALLEN, "disconnected"))
                 return
-            request = DelegationRequest(
+            request = self._requests[name] = DelegationRequest(
                 self._control, self._host, self._box, self._roots, self._locks, self._stage / name
             )
             try:
-                response = await request.serve(self._trees, lambda: self._stopping)
+                response = await request.serve(lambda: self._stopping)
             except Exception as error:  # noqa: BLE001 - every request gets an answer
                 self._complain(f"{name}: {type(error).__name__}: {error}")
                 response = failure_response(name, f"the watcher failed ({type(error).__name__}); its user was told why")
@@ -247,8 +241,7 @@ class OutboxWatcher:
         except OSError as error:
             self._complain(f"{name}: the outbox cannot be used: {error.strerror or error}")
         finally:
-            self._trees.pop(name, None)
-            self._steers.pop(name, None)
+            self._requests.pop(name, None)
             remove_tree(self._stage / name)
 
     def _claim(self, name: str) -> bool:

@@ -9,10 +9,9 @@ starts and stops the server.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,13 @@ import msgspec
 
 from retinue.concurrency import TaskOwner, run_until_first
 from retinue.control.address_files import AddressFile
-from retinue.core.approvals import Answered
 from retinue.core.control import ClientOptions, Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import Delta, encode_event
 from retinue.core.results import Result
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.http.listener import Listener
-from retinue.http.server import HttpError, HttpRequest, ServerConnection
+from retinue.http.server import HttpError, HttpRequest, ServerConnection, check_bearer_token
 from retinue.protocol import control as protocol
 from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
 
@@ -39,17 +37,11 @@ HEARTBEAT_SECONDS = 5.0
 STUCK_SECONDS = 30.0
 BUFFERED_BYTES = 64 * 1024
 LINES_PER_TURN = 64
-DEFAULT_ANSWERER = "control"
 UNATTENDED = (
     "process {pid} writes the log of {tree} and asks nobody, since it was started with --yes: "
     "add --yes to continue there all the same, or wait until it has ended"
 )
 _ENDLESS = (protocol.ATTEND, protocol.WATCH_QUESTIONS)  # streams that end only with the server
-_STREAMS = (protocol.OPEN_CLIENT, protocol.WATCH, *_ENDLESS)
-ROUTES: dict[str, protocol.Command[Any] | protocol.StreamCommand] = {
-    **protocol.COMMANDS,
-    **{stream.path: stream for stream in _STREAMS},
-}
 
 
 class ControlServer(Listener):
@@ -98,8 +90,10 @@ class ControlServer(Listener):
                 arguments = protocol.decode_query(request.query, route.request)
             else:
                 arguments = decode_body(await connection.read_json_body(request), route.request)
-            lines = await self._handlers.streams[route](arguments)
-            await _send_lines(lines, connection, self._closing if route in _ENDLESS else asyncio.Event())
+            async with aclosing(self._handlers.streams[route](arguments)) as lines:
+                first = await anext(lines)  # raises the errors of the request
+                closing = self._closing if route in _ENDLESS else asyncio.Event()
+                await _send_lines(first, lines, connection, closing)
         except InvalidBody as error:
             raise HttpError(400, str(error)) from None
         except RetinueError as error:
@@ -108,10 +102,8 @@ class ControlServer(Listener):
 
     def _find_route(self, request: HttpRequest) -> protocol.Command[Any] | protocol.StreamCommand:
         """Return the command of a request, after checking token, route and method. Raises HttpError."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token.encode()):
-            raise HttpError(401, "the token is missing or wrong", **{"WWW-Authenticate": "Bearer"})
-        route = ROUTES.get(request.path)
+        check_bearer_token(request, self._token)
+        route = protocol.ROUTES.get(request.path)
         if route is None:
             raise HttpError(404, "there is no such route")
         method = "GET" if route.reads else "POST"
@@ -142,11 +134,10 @@ class CommandHandlers:
         self._control = control
         self._unattended = unattended
         self._own: dict[protocol.Command[Any], Callable[[Any], Awaitable[Any]]] = {
-            protocol.ANSWER: self._answer_question,
             protocol.RESUME: self._resume_tree,
             protocol.CONTINUE: self._continue_run,
         }
-        self.streams: dict[protocol.StreamCommand, Callable[[Any], Awaitable[AsyncIterator[bytes]]]] = {
+        self.streams: dict[protocol.StreamCommand, Callable[[Any], AsyncGenerator[bytes]]] = {
             protocol.OPEN_CLIENT: self._open_client,
             protocol.ATTEND: self._attend,
             protocol.WATCH: self._watch_tree,
@@ -166,18 +157,6 @@ class CommandHandlers:
             return msgspec.structs.replace(reply, parse=msgspec.UNSET)
         return reply
 
-    async def _answer_question(self, request: protocol.AnswerRequest) -> Answered:
-        by = request.by[: protocol.MAX_NAME] or DEFAULT_ANSWERER
-        surface = request.surface[: protocol.MAX_NAME]
-        return await self._control.answer(
-            request.approval_id,
-            request.decision,
-            by=by,
-            digest=request.digest,
-            surface=surface,
-            key=request.key[: protocol.MAX_KEY],
-        )
-
     async def _resume_tree(self, request: protocol.ResumeRequest) -> RunHandle:
         self._check_attended(request)
         return await self._control.resume(request.tree, ResumeOverrides(model=request.model))
@@ -193,44 +172,30 @@ class CommandHandlers:
         if self._unattended and not request.unattended:
             raise ConfigError(UNATTENDED.format(pid=os.getpid(), tree=request.tree))
 
-    # Streams. A handler raises the errors of its request before it returns the lines.
+    # Streams. A handler yields its first line, which may be empty, once its request is known to have no error.
 
-    async def _open_client(self, request: protocol.OpenClientRequest) -> AsyncIterator[bytes]:
-        client = await self._control.open_client(ClientOptions(**msgspec.structs.asdict(request)))
+    async def _open_client(self, request: protocol.OpenClientRequest) -> AsyncGenerator[bytes]:
+        async with await self._control.open_client(ClientOptions(**msgspec.structs.asdict(request))) as client:
+            yield encode_body(client.ref)
+            await client.result()
 
-        async def lines() -> AsyncIterator[bytes]:
-            async with client:
-                yield encode_body(client.ref)
-                await client.result()
+    async def _attend(self, request: protocol.QuestionsRequest) -> AsyncGenerator[bytes]:
+        async with self._control.attend(request.tree):
+            yield b"{}"
+            await asyncio.Event().wait()  # until the client leaves
 
-        return lines()
+    async def _watch_questions(self, request: protocol.QuestionsRequest) -> AsyncGenerator[bytes]:
+        yield b""
+        async with aclosing(self._control.watch_questions(request.tree)) as changes:
+            async for change in changes:
+                yield protocol.encode_question(change)
 
-    async def _attend(self, request: protocol.QuestionsRequest) -> AsyncIterator[bytes]:
-        async def lines() -> AsyncIterator[bytes]:
-            async with self._control.attend(request.tree):
-                yield b"{}"
-                await asyncio.Event().wait()  # until the client leaves
-
-        return lines()
-
-    async def _watch_questions(self, request: protocol.QuestionsRequest) -> AsyncIterator[bytes]:
-        async def lines() -> AsyncIterator[bytes]:
-            async with aclosing(self._control.watch_questions(request.tree)) as changes:
-                async for change in changes:
-                    yield protocol.encode_question(change)
-
-        return lines()
-
-    async def _watch_tree(self, request: protocol.WatchRequest) -> AsyncIterator[bytes]:
-        await self._control.describe_run(request.tree)  # raises NotFound before the response begins
-        watching = self._control.watch(request.tree, after=request.after, deltas=request.deltas)
-
-        async def lines() -> AsyncIterator[bytes]:
-            async with aclosing(watching):
-                async for item in watching:
-                    yield protocol.encode_delta(item) if isinstance(item, Delta) else encode_event(item)
-
-        return lines()
+    async def _watch_tree(self, request: protocol.WatchRequest) -> AsyncGenerator[bytes]:
+        await self._control.describe_run(request.tree)  # raises NotFound
+        yield b""
+        async with aclosing(self._control.watch(request.tree, after=request.after, deltas=request.deltas)) as items:
+            async for item in items:
+                yield protocol.encode_delta(item) if isinstance(item, Delta) else encode_event(item)
 
 
 class _KeyedCalls:
@@ -259,12 +224,15 @@ class _KeyedCalls:
         await self._tasks.close(None)
 
 
-async def _send_lines(lines: AsyncIterator[bytes], connection: ServerConnection, closing: asyncio.Event) -> None:
+async def _send_lines(
+    first_line: bytes, lines: AsyncGenerator[bytes], connection: ServerConnection, closing: asyncio.Event
+) -> None:
     """Send the lines of a stream command, until there are no more, the peer is gone, or `closing` is set.
 
     A slow peer blocks only itself. A peer that reads nothing for too long is dropped; a watcher can then reconnect
     with `after` set to its last event. An empty line is a heartbeat."""
     connection.start_response(200, {"Content-Type": "application/x-ndjson"})
+    connection.send_chunk(first_line + b"\n")
     with suppress(OSError, RetinueError):  # the peer is gone or stuck, or the lines fail: the response stays unfinished
         first = await run_until_first(
             [
@@ -278,17 +246,16 @@ async def _send_lines(lines: AsyncIterator[bytes], connection: ServerConnection,
             connection.end_response()
 
 
-async def _write_lines(lines: AsyncIterator[bytes], connection: ServerConnection) -> None:
+async def _write_lines(lines: AsyncGenerator[bytes], connection: ServerConnection) -> None:
     written = 0
-    async with aclosing(lines):  # type: ignore[type-var]
-        async for line in lines:
-            connection.send_chunk(line + b"\n")
-            written += 1
-            if connection.unsent_bytes > BUFFERED_BYTES:
-                async with asyncio.timeout(STUCK_SECONDS):
-                    await connection.drain()
-            elif written % LINES_PER_TURN == 0:
-                await asyncio.sleep(0)  # let runs proceed while a fast peer reads a long history
+    async for line in lines:
+        connection.send_chunk(line + b"\n")
+        written += 1
+        if connection.unsent_bytes > BUFFERED_BYTES:
+            async with asyncio.timeout(STUCK_SECONDS):
+                await connection.drain()
+        elif written % LINES_PER_TURN == 0:
+            await asyncio.sleep(0)  # let runs proceed while a fast peer reads a long history
 
 
 async def _send_heartbeats(connection: ServerConnection) -> None:

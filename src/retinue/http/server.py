@@ -7,6 +7,7 @@ Host, token or size is refused before its body arrives. Opens no socket and know
 from __future__ import annotations
 
 import asyncio
+import hmac
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -69,6 +70,18 @@ def check_local_request(request: HttpRequest, hosts: frozenset[str], name: str) 
     origin = request.headers.get("origin")
     if origin is not None and origin.removeprefix("http://") not in hosts:
         raise HttpError(403, f"{name} is not open to that Origin")
+
+
+def check_bearer_token(request: HttpRequest, token: str) -> None:
+    """Raise HttpError if the request does not have the token in its Authorization header."""
+    if not has_bearer_token(request.headers.get("authorization", ""), token):
+        raise HttpError(401, "the token is missing or wrong", **{"WWW-Authenticate": "Bearer"})
+
+
+def has_bearer_token(authorization: str, token: str) -> bool:
+    """Return True if an Authorization header has the token. The time that this takes tells nothing about the token."""
+    scheme, _, given = authorization.partition(" ")
+    return hmac.compare_digest(given.strip().encode(), token.encode()) and scheme.lower() == "bearer"
 
 
 class ServerConnection:

@@ -42,7 +42,7 @@ from retinue.protocol.strict_json import InvalidBody, encode_body
 VERSION = 1
 KEY_HEADER = "Idempotency-Key"
 MAX_KEY = 64
-MAX_NAME = 200
+DEFAULT_ANSWERER = "control"
 REPLY_SECONDS = 15.0
 FILES_SECONDS = 300.0  # for commands that read or write the files of a whole project
 PLAN_SECONDS = 60.0  # a person waits for the plan
@@ -51,6 +51,8 @@ _DELTA = b'{"delta":'
 Q = TypeVar("Q")
 R = TypeVar("R")
 TreeId = Annotated[str, msgspec.Meta(min_length=1)]
+Name = Annotated[str, msgspec.Meta(max_length=200)]
+Key = Annotated[str, msgspec.Meta(max_length=MAX_KEY)]
 Seq = Annotated[int, msgspec.Meta(ge=0, lt=_MAX_SEQ)]
 
 
@@ -192,10 +194,10 @@ class AnswerRequest(Arguments, frozen=True):
 
     approval_id: str
     decision: Allow | Deny
-    by: str = ""
+    by: Name = DEFAULT_ANSWERER
     digest: str = ""
-    surface: str = ""
-    key: str = ""
+    surface: Name = ""
+    key: Key = ""
 
 
 class ErrorReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -269,18 +271,13 @@ PLAN_APPLY = Command(  # changes nothing, but its list of runs fits in no query 
 APPLY_PLANNED = Command("/v1/apply-planned", "apply_planned", ApplyPlannedRequest, NoneType, seconds=FILES_SECONDS)
 UNDO_APPLY = Command("/v1/undo-apply", "undo_interrupted_apply", Arguments, bool, seconds=FILES_SECONDS)
 APPLY = Command("/v1/apply", "apply", RunRequest, list[ChangedFile], seconds=FILES_SECONDS)
-COMMANDS: dict[str, Command[Any]] = {
-    command.path: command
-    for command in (
-        TREES, PENDING, CANCEL, INTERRUPT, END_CONVERSATION, KILL, SEND, ANSWER, PREPARE, SPAWN, RESUME, CONTINUE,
-        CHANGE_MODEL, RESULT, DESCRIBE, FIND, COPIES, CHANGES, DIFF, CHANGED_LINES, PLAN_APPLY, APPLY_PLANNED,
-        UNDO_APPLY, APPLY,
-    )
-}  # fmt: skip
 OPEN_CLIENT = StreamCommand("/v1/client", OpenClientRequest)
 ATTEND = StreamCommand("/v1/attend", QuestionsRequest)  # the client is an approver as long as the stream is open
 WATCH = StreamCommand("/v1/watch", WatchRequest, reads=True)
 WATCH_QUESTIONS = StreamCommand("/v1/questions", QuestionsRequest, reads=True)
+ROUTES: dict[str, Command[Any] | StreamCommand] = {  # all of the above
+    each.path: each for each in list(vars().values()) if isinstance(each, Command | StreamCommand)
+}
 
 
 def decode_query(query: dict[str, str], shape: type[Q]) -> Q:

@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 
 from retinue.core.errors import RetinueError
-from retinue.core.events import replace_half_characters
+from retinue.protocol.strict_json import encode_body
 
 HEAD = 4
-_ENCODER = msgspec.json.Encoder(enc_hook=str)
 
 
 class ProtocolError(RetinueError):
@@ -23,15 +22,8 @@ class ProtocolError(RetinueError):
 
 def encode_frame(value: Any) -> bytes:
     """Return the bytes of a frame with a JSON value or a Struct."""
-    try:
-        body = _ENCODER.encode(value)
-    except UnicodeEncodeError:  # a lone surrogate: send a replacement character
-        body = _ENCODER.encode(replace_half_characters(msgspec.to_builtins(value, enc_hook=_decode_raw)))
+    body = encode_body(value)
     return len(body).to_bytes(HEAD, "big") + body
-
-
-def _decode_raw(value: Any) -> Any:
-    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else str(value)
 
 
 class FrameReader:

@@ -11,7 +11,6 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +22,7 @@ from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import check_name
 from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirmed_ending
 from retinue.protocol.inherited_limits import BAGGAGE_KEY, KEYS, TRACE_KEY, from_meta
-from retinue.protocol.strict_json import InvalidBody, decode_body
+from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
 
 VERSION = 1
 REQUEST_BYTES = 1024 * 1024
@@ -78,8 +77,8 @@ class RequestError(RetinueError):
 class OutboxRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A delegation request.
 
-    `subagent_id` is the run's id on the requesting side. `depth` is how many levels of runs may be below the run.
-    `tokens` and `cost` are what the run may spend. `traceparent` is the run's span. `ignored` are the unknown keys."""
+    `subagent_id` is the run's id on the requesting side. `limits` are the remaining limits of the run, apart from its
+    time, and its trace. `ignored` are the unknown keys."""
 
     id: str
     subagent_id: str = ""
@@ -88,21 +87,13 @@ class OutboxRequest(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str
     context_paths: Sequence[str] = ()
     timeout_seconds: float | None = None
-    depth: int = 0
-    tokens: int | None = None
-    cost: Decimal | None = None
-    traceparent: str = ""
-    baggage: str = ""
+    limits: Caller = Caller(depth=0)
     ignored: Sequence[str] = ()
 
-    @property
-    def limits(self) -> Caller:
-        """The limits of the requesting side. Its depth is `depth` + 1, because the run itself takes one level."""
-        spending = {name: getattr(self, name) for name in SPENDING_KEYS}
-        return Caller(depth=self.depth + 1, **spending)
 
-
-_KEYS = ("version", *(name for name in OutboxRequest.__struct_fields__ if name != "ignored"))
+_OWN_KEYS = ("id", "subagent_id", "task", "profile", "workspace", "context_paths", "timeout_seconds")
+_LIMIT_KEYS = ("depth", *SPENDING_KEYS)
+_KEYS = ("version", *_OWN_KEYS, *_LIMIT_KEYS)
 
 
 class OutboxResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -172,7 +163,8 @@ def is_odd_request(file: str) -> bool:
 
 
 def encode_request(request: OutboxRequest) -> bytes:
-    fields = {key: getattr(request, key) for key in _KEYS if key != "version"}
+    fields = {key: getattr(request, key) for key in _OWN_KEYS}
+    fields |= {key: getattr(request.limits, key) for key in _LIMIT_KEYS}
     said = {key: value for key, value in fields.items() if value not in (None, "")}
     return json.dumps({"version": VERSION, **said}, ensure_ascii=True, default=str).encode()
 
@@ -210,8 +202,7 @@ def parse_request(data: bytes, name: str) -> OutboxRequest:
         workspace=_read_path(_read_text(fields, "workspace"), "workspace"),
         context_paths=_read_paths(fields.get("context_paths", [])),
         timeout_seconds=None if timeout is None else float(timeout),
-        depth=min(depth, 1000),
-        **_read_spending(fields),
+        limits=Caller(depth=min(depth, 1000), **_read_spending(fields)),
         ignored=tuple(sorted(key for key in fields if key not in _KEYS)),
     )
 
@@ -225,7 +216,7 @@ def _read_spending(fields: dict[str, Any]) -> dict[str, Any]:
 def encode_steer(run: int, text: str | None) -> bytes:
     """Encode a message for run number `run` of the tree that a request has become. None cancels the run."""
     command = {"cancel": True} if text is None else {"text": text}
-    return msgspec.json.encode({"version": VERSION, "run": run, **command})
+    return encode_body({"version": VERSION, "run": run, **command})
 
 
 def parse_steer(data: bytes) -> tuple[int, str | None]:
@@ -240,8 +231,8 @@ def parse_steer(data: bytes) -> tuple[int, str | None]:
 def encode_response(response: OutboxResponse) -> bytes:
     """Encode a response in at most `RESPONSE_BYTES`, which is the most that the requesting side reads. Too long texts
     are cut with a mark, a too long structured answer is left out, and the warning names them."""
-    data = msgspec.json.encode(response)
-    return data if len(data) <= RESPONSE_BYTES else msgspec.json.encode(_cut_response(response))
+    data = encode_body(response)
+    return data if len(data) <= RESPONSE_BYTES else encode_body(_cut_response(response))
 
 
 def _cut_response(response: OutboxResponse) -> OutboxResponse:
@@ -267,7 +258,7 @@ def _cut_text(text: str, limit: int) -> str:
 
 
 def _measure_json(value: object) -> int:
-    return len(msgspec.json.encode(value))
+    return len(encode_body(value))
 
 
 def parse_response(data: bytes, name: str) -> OutboxResponse:

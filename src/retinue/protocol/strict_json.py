@@ -10,10 +10,13 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from retinue.core.events import decode_raw, replace_half_characters
+
 MAX_DEPTH = 100
 MAX_DIGITS = 18
 MAX_NAME = 200
 T = TypeVar("T")
+_ENCODER = msgspec.json.Encoder(enc_hook=str)
 
 
 class InvalidBody(ValueError):
@@ -23,10 +26,13 @@ class InvalidBody(ValueError):
 def encode_body(value: Any) -> bytes:
     """Encode a value as JSON. A lone surrogate becomes `?`. A value of a type unknown to JSON becomes its `str`."""
     try:
-        return msgspec.json.encode(value, enc_hook=str)
+        return _ENCODER.encode(value)
     except UnicodeEncodeError:
-        plain = msgspec.to_builtins(value, enc_hook=str)
-        return msgspec.json.encode(json.loads(json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")))
+        return _ENCODER.encode(replace_half_characters(msgspec.to_builtins(value, enc_hook=_to_plain)))
+
+
+def _to_plain(value: Any) -> Any:
+    return decode_raw(value) if isinstance(value, msgspec.Raw) else str(value)
 
 
 def decode_body(body: bytes, shape: type[T]) -> T:

@@ -7,6 +7,7 @@ watch` takes the request. Reports arrive as events of the host's tree, whose pri
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 import time
@@ -39,6 +40,7 @@ UNCLAIMED = (
 )
 TOO_MANY = f"the host accepts at most {protocol.MOST_STEERS} messages for one request"
 OVER = "the request has been answered, so the host accepts no more messages for it"
+UNCANCELLED = f"no watcher has picked up the request or its cancel within {CANCEL_ASK_SECONDS:g} s"
 UNTAKEN = "no watcher has picked up the message for {seconds:g} s, so it was withdrawn"
 
 
@@ -77,6 +79,7 @@ class OutboxRun:
         self._rest = b""
         self._is_answered = False
         self._is_over = False
+        self._give_up_at = math.inf
 
     async def reports(self) -> AsyncGenerator[Report]:
         try:
@@ -101,7 +104,7 @@ class OutboxRun:
         written = protocol.request_name(name), protocol.claim_name(name), protocol.response_name(name)
         if any(map(self._box.has_entry, written)):
             return
-        limits = request.limits
+        deadline = request.limits.deadline
         data = protocol.encode_request(
             protocol.OutboxRequest(
                 id=name,
@@ -110,12 +113,8 @@ class OutboxRun:
                 profile=request.profile,
                 workspace=request.workspace,
                 context_paths=request.readable,
-                timeout_seconds=None if limits.deadline is None else max(0.001, limits.deadline - time.time()),
-                depth=limits.depth or 0,
-                tokens=limits.tokens,
-                cost=limits.cost,
-                traceparent=limits.traceparent,
-                baggage=limits.baggage,
+                timeout_seconds=None if deadline is None else max(0.001, deadline - time.time()),
+                limits=request.limits,
             )
         )
         if len(data) > protocol.REQUEST_BYTES:
@@ -141,10 +140,11 @@ class OutboxRun:
                 continue
             if response is not None:
                 break
-            if waited < UNCLAIMED_SECONDS <= waited + POLL_SECONDS and self._events is None:
+            if waited < UNCLAIMED_SECONDS <= waited + POLL_SECONDS and self._is_unclaimed():
                 text = UNCLAIMED.format(seconds=UNCLAIMED_SECONDS, folder=self._box.folder)
-                if not self._box.has_entry(protocol.claim_name(self.reference)):
-                    yield Report(STARTED, Warned(text, code="unclaimed"))
+                yield Report(STARTED, Warned(text, code="unclaimed"))
+            if asyncio.get_running_loop().time() >= self._give_up_at and self._is_unclaimed():
+                raise Disconnected(UNCANCELLED)
             waited += POLL_SECONDS
             await asyncio.sleep(POLL_SECONDS)
         self._is_answered = self._is_over = True
@@ -153,6 +153,9 @@ class OutboxRun:
         ref = self._request.ref
         ending = protocol.make_ending(response, agent=ref.agent, primary=ref.run == 0)
         yield Report(STARTED, RunEnded.from_ending(ending, partial=response.partial))
+
+    def _is_unclaimed(self) -> bool:
+        return self._events is None and not self._box.has_entry(protocol.claim_name(self.reference))
 
     def _read_response(self) -> protocol.OutboxResponse | None:
         try:
@@ -215,10 +218,12 @@ class OutboxRun:
         return name
 
     def cancel(self, run: str) -> None:
-        """Cancel the whole request by its mark, or one run below by a message, which the host takes when it looks."""
+        """Cancel the whole request by its mark, or one run below by a message, which the host takes when it looks. A
+        request that no watcher has picked up is given up after `CANCEL_ASK_SECONDS`."""
         if run != STARTED:
             self._write_steer(run, None)
         elif not self._is_over:
+            self._give_up_at = asyncio.get_running_loop().time() + CANCEL_ASK_SECONDS
             with suppress(OSError):
                 self._box.create_mark(protocol.cancel_name(self.reference))
 

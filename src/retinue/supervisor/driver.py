@@ -152,9 +152,7 @@ class Driver:
         run.set_relay(partial(adoption.send, STARTED))
         reading = start_task(_adopt_all(tree, run, adapter, remote, adoption))
         try:
-            ended = await asyncio.shield(reading)
-            run.keep_partial(ended.partial)
-            return ended.ending
+            return await asyncio.shield(reading)
         except asyncio.CancelledError:
             with suppress(Undelivered):
                 remote.cancel(STARTED)
@@ -403,9 +401,9 @@ def _list_peer_runs(run: Run) -> list[Run]:
     return found
 
 
-async def _adopt_all(tree: Tree, run: Run, adapter: RemoteAdapter, remote: StartedRun, adoption: Adoption) -> RunEnded:
-    """Adopt the reports of the peer until it reports the ending of the run itself. Raises Disconnected if the reports
-    stop without this ending."""
+async def _adopt_all(tree: Tree, run: Run, adapter: RemoteAdapter, remote: StartedRun, adoption: Adoption) -> Ending:
+    """Adopt the reports of the peer until it reports the ending of the run itself, and return this ending. Raises
+    Disconnected if the reports stop without it."""
     reports: AsyncGenerator[Report]
     known = remote.reference
     async with aclosing(remote.reports()) as reports:
@@ -415,9 +413,10 @@ async def _adopt_all(tree: Tree, run: Run, adapter: RemoteAdapter, remote: Start
             except Rejected:
                 continue  # there is nobody to tell; the peer's own log has the report
             if ended is not None:
+                run.keep_partial(ended.partial)
                 for below in _list_peer_runs(run):
                     below.stop("disconnected")
-                return ended
+                return ended.ending
             is_place = report.cursor and isinstance(report.body, TurnEnded | RunEnded) and not adoption.is_asking
             if is_place or remote.reference != known:
                 known = remote.reference

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from retinue.control.server import ROUTES
 from retinue.http import server
+from retinue.protocol.control import ROUTES
 from tests.control.loopback.kit import HANG, Response, knock, request, serve_supervisor
 from tests.gates import hurry, until, wait_for_answer
 

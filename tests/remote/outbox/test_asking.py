@@ -175,6 +175,17 @@ async def test_cancelling_writes_a_cancel_file_and_waits_for_the_answer(tmp_path
         assert os.listdir(outbox) == []
 
 
+async def test_a_cancelled_request_that_nobody_has_picked_up_is_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retinue.remote.outbox, "CANCEL_ASK_SECONDS", 0.0)
+    monkeypatch.setattr(retinue.remote.outbox.OutboxAdapter, "grace", 1e6)  # the wait for the answer of a host
+    async with asking(tmp_path) as (run, outbox, _):
+        assert await run.cancel()
+        assert (await run.result()).status == "cancelled"
+        assert os.listdir(outbox) == []
+
+
 @pytest.mark.requirement("MASS-18")
 async def test_a_timeout_writes_a_cancel_file_too(tmp_path: Path) -> None:
     clock = ManualClock()

@@ -68,6 +68,7 @@ NO_AUTH = "no credentials are configured; give it 'auth' in retinue.yaml, or --b
 WRONG_AUTH = "check the credentials that {variables} has"
 REFUSED = "the agent refuses the request with the HTTP status {status}"
 GONE = "the agent was not reached again for {seconds:g} s: {why}"
+UNCANCELLED = f"the agent cannot be reached, and was not told within {CANCEL_ASK_SECONDS:g} s to stop"
 _NO_ENTRY = (401, 403)
 _PASSING = (408, 425, 429)  # temporary refusals
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
@@ -134,7 +135,6 @@ class A2aRun:
         self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # by id: run and open question of the other Retinue
         self._inbox: asyncio.Queue[Report] = asyncio.Queue()
         self._input: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._is_cancelled = False
         self._confirmed = asyncio.Event()
         if reference.task:
             self._confirmed.set()
@@ -153,6 +153,14 @@ class A2aRun:
     # Reports
 
     async def reports(self) -> AsyncGenerator[Report]:
+        async with aclosing(_merge(self._follow(), self._inbox)) as reports:
+            async for report in reports:
+                yield report
+                if report.run == STARTED and isinstance(report.body, RunEnded):
+                    return
+
+    async def _follow(self) -> AsyncGenerator[Report]:
+        """Read the task's streams until the task has ended, and connect again after a lost one."""
         self._seen_at, wait, tries, vain = time.monotonic(), FIRST_WAIT, 0, 0
         try:
             while True:
@@ -162,8 +170,6 @@ class A2aRun:
                         async for report in reports:
                             vain = tries = 0
                             yield report
-                            if report.run == STARTED and isinstance(report.body, RunEnded):
-                                return
                     why = "its stream ended before the task did"
                 except (Unreachable, A2AClientError, httpx.HTTPError) as error:
                     why = _explain(error)
@@ -176,14 +182,18 @@ class A2aRun:
                     raise Disconnected(GONE.format(seconds=self._agent.reconnect_timeout, why=why))
                 self._connection.forget_card()
                 await asyncio.sleep(wait)
-        except TaskNotFoundError:
-            raise Disconnected(FORGOTTEN) from None
-        except A2AError as error:
-            yield Report(STARTED, _fail(f"the agent refuses: {error.message}"))
-        except Disconnected:
-            raise
-        except RetinueError as error:
-            yield Report(STARTED, _fail(str(error)))
+        except (A2AError, Disconnected, RetinueError) as error:
+            for report in self._fold.report_rest():
+                yield report
+            match error:
+                case TaskNotFoundError():
+                    raise Disconnected(FORGOTTEN) from None
+                case Disconnected():
+                    raise
+                case A2AError():
+                    yield Report(STARTED, _fail(f"the agent refuses: {error.message}"))
+                case _:
+                    yield Report(STARTED, _fail(str(error)))
 
     def _check_lost(self, error: Exception, tries: int) -> int:
         """Return the number of failed attempts. Raises Disconnected or RetinueError if the agent cannot be asked
@@ -219,11 +229,8 @@ class A2aRun:
             self._known = msgspec.structs.replace(self._known, typed=is_typed)
         is_heard = False
         try:
-            async with aclosing(_merge(self._open_stream(), self._inbox)) as merged:
-                async for update in merged:
-                    if isinstance(update, Report):
-                        yield update
-                        continue
+            async with aclosing(self._open_stream()) as updates:
+                async for update in updates:
                     self._seen_at, is_heard = time.monotonic(), True
                     await self._rate.wait()
                     self._learn_ids(update)
@@ -340,8 +347,6 @@ class A2aRun:
         self._known = msgspec.structs.replace(self._known, task=task, context=context or self._known.context)
         if task:
             self._confirmed.set()
-        if self._is_cancelled and task:
-            self._connection.commands.start(self._send_cancel())
 
     # Messages
 
@@ -427,30 +432,39 @@ class A2aRun:
             return
 
     def cancel(self, run: str) -> None:
-        if run != STARTED:
-            if not self._known.typed:
-                raise Undelivered("only the whole task can be cancelled at the agent")
-            self._connection.commands.start(self._send_cancel(run))
-            return
-        self._is_cancelled = True
-        if self._known.task:
-            self._connection.commands.start(self._send_cancel())
+        if run != STARTED and not self._known.typed:
+            raise Undelivered("only the whole task can be cancelled at the agent")
+        self._connection.commands.start(self._send_cancel(run))
 
-    async def _send_cancel(self, run: str = STARTED) -> None:
-        request = CancelTaskRequest(id=self._known.task)
-        if run != STARTED:
-            request.metadata.update({EXTENSION: make_command_metadata(run)})
+    async def _send_cancel(self, run: str) -> None:
+        """Ask the agent to stop a run. If the agent cannot be reached for `CANCEL_ASK_SECONDS`, report the task as
+        lost, so that nobody waits for its ending, but go on asking."""
+        giving_up: asyncio.TimerHandle | None = None
+        if run == STARTED:  # runs below have ended here already
+            giving_up = asyncio.get_running_loop().call_later(CANCEL_ASK_SECONDS, self._give_up)
+            self._connection.forget_card()  # fetched again, which shows that the agent can be reached
 
         async def cancel_task() -> Task:
             client = await self._connection.get_client(streaming=False)
+            if giving_up is not None:
+                giving_up.cancel()  # the agent may take long to answer
+            request = CancelTaskRequest(id=self._known.task)
+            if run != STARTED:
+                request.metadata.update({EXTENSION: make_command_metadata(run)})
             return await client.cancel_task(request, context=await self._make_context())
 
         with suppress(A2AError, TimeoutError):  # the task has ended meanwhile, or cannot be cancelled or reached
             async with asyncio.timeout(A2aAdapter.grace):
+                await self._confirmed.wait()
                 task = await self._repeat(cancel_task)
             if not self._known.typed:  # an agent that waits for input has no open stream
                 for report in self._fold.apply(StreamResponse(task=task)):
                     self._inbox.put_nowait(report)
+
+    def _give_up(self) -> None:
+        lost = RunEnded("disconnected", UNCANCELLED, 0, error_details=UNCANCELLED)
+        for report in (*self._fold.report_rest(), Report(STARTED, lost)):
+            self._inbox.put_nowait(report)
 
     async def _repeat(self, make: Callable[[], Awaitable[T]]) -> T:
         """Make a request, and make it again as long as the agent cannot be reached, and once with a new token."""
@@ -469,13 +483,11 @@ class A2aRun:
             wait = min(wait * 2, LONGEST_WAIT)
 
 
-async def _merge(
-    updates: AsyncGenerator[StreamResponse], inbox: asyncio.Queue[Report]
-) -> AsyncGenerator[StreamResponse | Report]:
-    """Yield the updates of a stream, and the reports put into the inbox meanwhile."""
+async def _merge(reports: AsyncGenerator[Report], inbox: asyncio.Queue[Report]) -> AsyncGenerator[Report]:
+    """Yield reports, and those put into the inbox meanwhile."""
     async with TaskOwner() as owner:
-        reading: asyncio.Task[Any] = owner.start(_next(updates))
-        hearing: asyncio.Task[Any] = owner.start(inbox.get())
+        reading: asyncio.Task[Report | None] = owner.start(_next(reports))
+        hearing = owner.start(inbox.get())
         try:
             while True:
                 done, _ = await asyncio.wait({reading, hearing}, return_when=asyncio.FIRST_COMPLETED)
@@ -483,21 +495,21 @@ async def _merge(
                     yield hearing.result()
                     hearing = owner.start(inbox.get())
                 if reading in done:
-                    update = reading.result()
-                    if update is None:
+                    report = reading.result()
+                    if report is None:
                         return
-                    yield update
-                    reading = owner.start(_next(updates))
+                    yield report
+                    reading = owner.start(_next(reports))
         finally:
             reading.cancel()
             hearing.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await reading
-            await updates.aclose()
+            await reports.aclose()
 
 
-async def _next(updates: AsyncGenerator[StreamResponse]) -> StreamResponse | None:
-    return await anext(updates, None)
+async def _next(reports: AsyncGenerator[Report]) -> Report | None:
+    return await anext(reports, None)
 
 
 def _is_unsent(error: Exception) -> bool:

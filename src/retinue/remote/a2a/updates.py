@@ -251,6 +251,11 @@ class UpdateFold:
 
     # The ending
 
+    def report_rest(self) -> list[Report]:
+        """Return messages with all text that is in no report yet, for a task whose updates end without an ending."""
+        written = self._join_artifacts()
+        return [*self._flush(), *([Report(STARTED, Said(written))] if written else [])]
+
     def _end(self, status: str, text: str) -> Iterator[Report]:
         self.has_ended = True
         written = self._join_artifacts()

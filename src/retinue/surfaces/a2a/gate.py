@@ -8,7 +8,6 @@ knows tokens, but no tasks.
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retinue.concurrency import RateLimit, TaskOwner
+from retinue.http.server import has_bearer_token
 from retinue.protocol.a2a import EXTENSION
 from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
 
@@ -83,14 +83,11 @@ class Gate:
             raise Refused(403, "requests from web pages of other servers are refused: see the Origin header")
         if not self._tokens or (scope["method"] in ("GET", "HEAD") and scope["path"] == CARD_PATH):
             return ANONYMOUS
-        scheme, _, secret = headers.get("authorization", "").partition(" ")
-        name = ""
-        for known, expected in self._tokens.items():  # compare all: the time must not show which matches
-            if hmac.compare_digest(secret.strip().encode(), expected.encode()) and scheme.lower() == "bearer":
-                name = known
-        if not name:
+        given = headers.get("authorization", "")
+        names = [name for name, token in self._tokens.items() if has_bearer_token(given, token)]
+        if not names:
             raise Refused(401, "a token is needed: send the header `Authorization: Bearer TOKEN`")
-        return name
+        return names[0]
 
 
 def _confirm_extension(headers: Headers, send: Send) -> Send:

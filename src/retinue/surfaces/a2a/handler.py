@@ -352,9 +352,6 @@ class TaskHandler(RequestHandler):
             found = [(key, task) for key, task in found if key < (cursor.timestamp_ns or 0, cursor.task_id)]
         page = found[:size]
         tasks = [apply_history_length(await self._make_task(task), params) for _, task in page]
-        if not params.include_artifacts:
-            for task in tasks:
-                task.ClearField("artifacts")
         token = encode_list_tasks_cursor(ListTasksCursor(*page[-1][0])) if len(found) > size else ""
         return ListTasksResponse(tasks=tasks, next_page_token=token, page_size=size, total_size=total)
 

@@ -18,9 +18,13 @@ from retinue.surfaces.cli.options import add_context_option, add_options, parse_
 from retinue.surfaces.printer import safe
 
 if TYPE_CHECKING:
+    import asyncio
+    from contextlib import AsyncExitStack
+
     from retinue.config.project import Project
     from retinue.core.profiles import Profile
     from retinue.surfaces.mcp.host import Host
+    from retinue.surfaces.mcp.server import Server
 
 CLIENTS = ("claude", "codex", "gemini", "opencode", "cursor", "vscode")
 WAIT_APPROVALS = 600.0
@@ -177,6 +181,7 @@ def _execute_install(args: argparse.Namespace) -> int:
 
 async def _run_server(args: argparse.Namespace) -> int:
     import asyncio
+    from contextlib import AsyncExitStack
 
     from retinue.surfaces.cli.signals import Signals
     from retinue.surfaces.mcp.install import remove_unset_variables
@@ -185,55 +190,65 @@ async def _run_server(args: argparse.Namespace) -> int:
     remove_unset_variables(os.environ)
     stop = asyncio.Event()
 
-    owner = _HostOwner(args)
-    server = Server(owner.open_host, say=_say, keeps_running=not args.http, profile=args.profile)
     with Signals() as signals:
-        signals.set_actions(stop.set, owner.kill, _say)
-        try:
-            if args.http:
-                from retinue.surfaces.mcp import http
-
-                await server.wait_for_host()  # report an error in the project now, to the user who starts the server
-                await http.serve_http(
-                    server,
-                    stop,
-                    port=args.port or 0,
-                    state=owner.state,
-                    token=not args.no_token,
-                    say=_say,
-                    idle_seconds=args.session_timeout or SESSION_TIMEOUT,
-                )
-            else:
-                if sys.stdin is not None and sys.stdin.isatty():
-                    _say(AT_TERMINAL)
-                from retinue.surfaces.mcp import stdio
-
-                await stdio.serve_stdio(server, stop)
-        finally:
-            await server.find_host()  # wait until it is loaded
-            await owner.close()
+        async with AsyncExitStack() as closing:
+            owner = _HostOwner(args, closing)
+            signals.set_actions(stop.set, owner.kill, _say)
+            server = Server(owner.open_host, say=_say, keeps_running=not args.http, profile=args.profile)
+            try:
+                await _serve(args, server, owner, stop)
+            finally:
+                await server.find_host()  # wait until it is loaded
     return 0
 
 
-class _HostOwner:
-    """The owner of the server's host."""
+async def _serve(args: argparse.Namespace, server: Server, owner: _HostOwner, stop: asyncio.Event) -> None:
+    if args.http:
+        from retinue.surfaces.mcp import http
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._args = args
+        await server.wait_for_host()  # report an error in the project now, to the user who starts the server
+        await http.serve_http(
+            server,
+            stop,
+            port=args.port or 0,
+            state=owner.state,
+            token=not args.no_token,
+            say=_say,
+            idle_seconds=args.session_timeout or SESSION_TIMEOUT,
+        )
+    else:
+        if sys.stdin is not None and sys.stdin.isatty():
+            _say(AT_TERMINAL)
+        from retinue.surfaces.mcp import stdio
+
+        await stdio.serve_stdio(server, stop)
+
+
+class _HostOwner:
+    """The owner of the server's host and its Control."""
+
+    def __init__(self, args: argparse.Namespace, closing: AsyncExitStack) -> None:
+        self._args, self._closing = args, closing
         self._host: Host | None = None
 
     @property
     def state(self) -> Path:
         """The state folder of the project, once the host is open."""
         assert self._host is not None
-        return self._host.state
+        return self._host.backend.state
 
     async def open_host(self) -> Host:
-        """Open the host after the first request is answered. Does the slow imports in a thread."""
+        """Open the host after the first request is answered. Does the slow imports in a thread.
+
+        Signals are handled since the start of the server, so this is not `open_process`."""
         import asyncio
 
         host = await asyncio.to_thread(_make_host, self._args)
-        await host.open(_say, serves=not self._args.no_control)
+        from retinue.build.supervisor import open_served_control
+
+        opening = open_served_control(host.parts, _say, serves=not self._args.no_control)
+        host.attach(await self._closing.enter_async_context(opening))
+        self._closing.push_async_callback(host.close)
         self._host = host
         return host
 
@@ -243,10 +258,6 @@ class _HostOwner:
 
         if self._host is not None:
             await kill_trees(self._host.backend.control)
-
-    async def close(self) -> None:
-        if self._host is not None:
-            await self._host.close()
 
 
 def _make_host(args: argparse.Namespace) -> Host:

@@ -10,7 +10,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from retinue.build.parts import Parts
-from retinue.build.supervisor import open_served_control
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Approval, Decision, Deny
+from retinue.core.control import Control
 from retinue.core.errors import RetinueError
 from retinue.core.ports import AttachedApprover
 from retinue.core.profiles import Profile
@@ -228,7 +228,7 @@ class ClientSession:
 
 
 class Host:
-    """The host of all sessions of one server process. `open` gives it the Control, `close` closes both.
+    """The host of all sessions of one server process. Its Control is opened with `parts`, and given to it by `attach`.
 
     `profiles` are the profiles that a continued run may have had. `command` is the command line by which the user
     calls Retinue. If `profile` is given, it is served as the only tool instead of the nine. A question waits
@@ -244,20 +244,15 @@ class Host:
         wait_approvals: float,
         reply_within: float | None,
     ) -> None:
-        waiting = ClientApprover(wait_approvals or WAIT_APPROVALS)
+        waiting = partial(deny_after, wait_approvals or WAIT_APPROVALS)
         approver = AttachedApprover(waiting, by="expiry", attends=self.attends)
-        self._parts = replace(parts, approver=approver, wait_approvals=wait_approvals, is_mcp_server=True)
+        self.parts = replace(parts, approver=approver, wait_approvals=wait_approvals, is_mcp_server=True)
         self._profile, self._profiles, self._command = profile, profiles, command
         self._reply_within, self._waits_elsewhere = reply_within, wait_approvals > 0
         self._sessions: dict[Session, ClientSession] = {}
-        self._stack = AsyncExitStack()
 
-    async def open(self, say: Callable[[str], object], *, serves: bool) -> None:
-        """Open the Control. `say` and `serves` are those of `open_served_control`."""
-        opening = open_served_control(self._parts, say, serves=serves)
-        control = await self._stack.enter_async_context(opening)
-        self.backend = Backend(control, self._parts, self._profiles, self._command)
-        self.state = self.backend.state
+    def attach(self, control: Control) -> None:
+        self.backend = Backend(control, self.parts, self._profiles, self._command)
 
     def attends(self, tree: str) -> bool:
         """Return True if the user of the client that owns `tree` can be asked."""
@@ -266,7 +261,7 @@ class Host:
     def list_tools(self) -> list[dict[str, Any]]:
         if self._profile is not None:
             return [describe_profile_tool(self._profile)]
-        return catalog.list_tools(self.backend.parts.profiles, self.backend.parts.timeouts)
+        return catalog.list_tools(self.parts.profiles, self.parts.timeouts)
 
     async def call_tool(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]:
         """Answer a tool call.
@@ -325,7 +320,6 @@ class Host:
     async def close(self) -> None:
         for session in list(self._sessions):
             await self.end_session(session)
-        await self._stack.aclose()
 
 
 # Questions of runs, sent to the client's user. The first answer counts, from whichever surface, and only for the exact
@@ -379,13 +373,7 @@ def make_input_required(forms: dict[str, dict[str, Any]], state: str) -> dict[st
     return {"resultType": "input_required", "inputRequests": requests, "requestState": state}
 
 
-class ClientApprover:
-    """The supervisor's approver for the users of clients. It gives no answer of its own. It keeps a question open for
-    at most `seconds`."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    async def __call__(self, question: Approval) -> Decision:
-        await asyncio.sleep(self._seconds)
-        return Deny(f"nobody answered within {self._seconds:g} s")
+async def deny_after(seconds: float, question: Approval) -> Decision:
+    """Deny a question if the users of clients have not answered it within `seconds`."""
+    await asyncio.sleep(seconds)
+    return Deny(f"nobody answered within {seconds:g} s")

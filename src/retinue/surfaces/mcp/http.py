@@ -8,7 +8,6 @@ token, method, content type and size. A client with a handshake has its own sess
 from __future__ import annotations
 
 import asyncio
-import hmac
 import math
 import secrets
 import shlex
@@ -19,7 +18,7 @@ from retinue.concurrency import TaskOwner
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.files.token_file import load_token
 from retinue.http.listener import HOST, Listener
-from retinue.http.server import HttpError, HttpRequest, ServerConnection
+from retinue.http.server import HttpError, HttpRequest, ServerConnection, check_bearer_token
 from retinue.surfaces.mcp import messages, revisions
 from retinue.surfaces.mcp.messages import MAX_MESSAGE_BYTES, ErrorCode, Message, RpcError, RpcRequest
 from retinue.surfaces.mcp.server import Server, Session
@@ -116,16 +115,13 @@ class Endpoint(Listener):
 
     def _check(self, request: HttpRequest) -> None:
         """Check token, path, method and Accept header, before reading anything else of the request."""
-        headers = request.headers
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        known = scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token.encode())
-        if self._token and not known:
-            raise HttpError(401, "the token is missing or wrong", **{"WWW-Authenticate": "Bearer"})
+        if self._token:
+            check_bearer_token(request, self._token)
         if request.path != PATH:
             raise HttpError(404, f"the endpoint is {PATH}")
         if request.method not in METHODS:
             raise HttpError(405, f"the endpoint takes {' and '.join(METHODS)}", Allow=", ".join(METHODS))
-        accepted = headers.get("accept", "*/*")
+        accepted = request.headers.get("accept", "*/*")
         if request.method == "POST" and not any(
             kind in accepted for kind in ("application/json", "application/*", "*/*")
         ):

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.core.events import replace_half_characters
-from retinue.protocol.strict_json import InvalidBody, refuse_repeated_keys
+from retinue.protocol.strict_json import InvalidBody, encode_body, refuse_repeated_keys
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 BOM = b"\xef\xbb\xbf"
@@ -142,11 +141,7 @@ def _describe_type(value: Any) -> str:
 
 def encode_message(**fields: Any) -> bytes:
     """Encode a message: a notification (`method`, `params`), a request (also `id`), or an answer (`id`, `result`)."""
-    message = {"jsonrpc": "2.0", **fields}
-    try:
-        return msgspec.json.encode(message)
-    except UnicodeEncodeError:  # a model wrote half of a surrogate pair
-        return msgspec.json.encode(replace_half_characters(message))
+    return encode_body({"jsonrpc": "2.0", **fields})
 
 
 def encode_error(id: Id | None, error: RpcError) -> bytes:
