@@ -155,7 +155,7 @@ class ToolServerConnection:
         )
 
     async def greet(self, start: frames.Start) -> None:
-        """Send the start frame and wait for the tool server's hello. Raises RetinueError if the hello does not arrive."""
+        """Send the start frame and wait for the tool server's hello. Raises RetinueError if none arrives."""
         self._channel.send(start)
         try:
             async with asyncio.timeout(START_SECONDS):
