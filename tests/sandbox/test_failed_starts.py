@@ -101,7 +101,7 @@ def test_preparing_without_enough_descriptors_leaves_nothing(tmp_path: Path, no_
         if prepared is None:
             assert (list_descriptors(), remains()) == (before, [])
     prepared.discard()
-    assert failures >= 6  # at each of the pipes and at both descriptors of `info`
+    assert failures >= 8  # at each file of /etc, the filter, the options and both descriptors of `info`
     assert (list_descriptors(), remains()) == (before, [])
 
 
