@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,6 +105,21 @@ def test_preparing_without_enough_descriptors_leaves_nothing(tmp_path: Path, no_
     prepared.discard()
     assert failures >= 8  # at each file of /etc, the filter, the options and both descriptors of `info`
     assert (list_descriptors(), remains()) == (before, [])
+
+
+@needs_bubblewrap
+def test_discarding_a_sandbox_does_not_wait_for_a_process_in_its_group() -> None:
+    prepared = prepare(["/bin/true"])
+    if prepared.group is None:
+        pytest.skip("needs control groups")
+    with subprocess.Popen(["sleep", "60"]) as process:
+        for procs in prepared.group.procs:
+            Path(procs).write_text(str(process.pid))
+        began = time.monotonic()
+        prepared.discard()  # as the event loop does
+        assert time.monotonic() - began < 1
+        process.kill()
+    prepared.group.remove_soon()
 
 
 async def test_an_outputs_folder_that_vanishes_at_the_start_leaves_no_process(

@@ -201,6 +201,8 @@ def _run_self_check(prepared: PreparedSandbox) -> SelfCheck:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxUnavailable(f"bubblewrap cannot be started: {error}") from None
     finally:
+        if prepared.group is not None:
+            prepared.group.remove_soon()
         prepared.discard()
     if done.returncode:
         raise SandboxUnavailable(_explain_failure(done.stderr.decode("utf-8", "replace")))
