@@ -112,7 +112,7 @@ def test_discarding_a_sandbox_does_not_wait_for_a_process_in_its_group() -> None
     prepared = prepare(["/bin/true"])
     if prepared.group is None:
         pytest.skip("needs control groups")
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with subprocess.Popen(["sleep", "5"]) as process:
         for procs in prepared.group.procs:
             Path(procs).write_text(str(process.pid))
         began = time.monotonic()
