@@ -29,7 +29,7 @@ from retinue.core.network import Hosts
 from retinue.core.plans import Job
 from retinue.core.ports import Emit, Execution, Folders, LocalTool, Outcome, ProgramCallResult
 from retinue.core.rules import CODE_MODE
-from retinue.files.trees import measure_folder
+from retinue.files.trees import is_open, measure_folder
 from retinue.protocol import tool_server as frames
 from retinue.protocol.frames import ProtocolError
 from retinue.sandbox.box import (
@@ -37,7 +37,6 @@ from retinue.sandbox.box import (
     find_closed_paths,
     find_output,
     is_below,
-    is_open,
     make_box,
     mask_outputs,
 )

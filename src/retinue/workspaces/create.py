@@ -1,8 +1,8 @@
 """Creating copied workspaces: the files of another folder, plus a separate `.git` for a `worktree`.
 
 A `copy` has everything but `.git` folders and our own state. A `worktree` has the files that git sees (tracked, and
-untracked but not ignored) in their current state, and a clone that reads the project's objects by path. In both,
-ignored files never count as changes. Submodules and nested repositories are copied as plain files.
+untracked but not ignored) in their current state, and a clone that reads the project's objects by path, or has copies
+of them if the run may not read them there. In both, ignored files never count as changes. Submodules and nested repositories are copied as plain files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from retinue.core.ports import Emit
 from retinue.files.atomic import create_folder, move_folder
 from retinue.files.content import read_small_file
 from retinue.files.private import make_private_folder
-from retinue.files.trees import remove_tree
+from retinue.files.trees import is_open_tree, remove_tree
 from retinue.workspaces import git
 from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.ignores import Ignores
@@ -249,6 +249,8 @@ def create_workspace(
             objects = _find_object_folders(repository.objects)
             foreign_objects = _find_foreign_objects(objects, repository, project)
             _make_repository(workspace.path, project, repository, objects)
+            if os.geteuid() == 0 and not foreign_objects and not all(map(is_open_tree, objects)):
+                objects = _copy_objects(workspace.path, objects)
     except BaseException as error:
         remove_tree(workspace.path)
         if isinstance(error, BudgetExceeded):
@@ -307,6 +309,21 @@ def _make_repository(workspace: str, project: str, repository: git.Repository, o
     if head:
         git.run_in_store("update-ref", *(() if repository.branch else ("--no-deref",)), "HEAD", head, git_dir=folder)
         git.run_in_store("read-tree", head, git_dir=folder, cwd=workspace)
+
+
+def _copy_objects(workspace: str, objects: tuple[str, ...]) -> tuple[str, ...]:
+    """Copy the objects that a new clone needs into the clone. Returns the object folders that it still reads: none, or
+    `objects` if git cannot copy them, as in a partial clone.
+
+    A sandboxed run of root has its own user, which may not read the objects of a repository that is closed to others,
+    as root's are with umask 077."""
+    folder = f"{workspace}/.git"
+    try:
+        git.run_in_store("repack", "-a", "-d", "-q", git_dir=folder, cwd=workspace)
+    except RetinueError:
+        return objects
+    Path(folder, "objects", "info", "alternates").unlink()
+    return ()
 
 
 def _commit_subfolder(project: str, repository: git.Repository, folder: str) -> str:
