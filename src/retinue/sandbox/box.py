@@ -21,7 +21,7 @@ from retinue.files.trees import is_open
 from retinue.protocol.tool_server import Pin
 from retinue.tools.truncate import SPILL_BYTES
 from retinue.workspaces.run_folders import HOST_OUTPUTS, RunFolders
-from retinue.workspaces.workspace import WORKSPACE_FILE, WorkspaceRecord, read_record
+from retinue.workspaces.workspace import Workspace, read_record
 
 MAX_OUTPUTS = 1000
 MAX_MASKED_BYTES = 2 * SPILL_BYTES
@@ -64,7 +64,7 @@ def make_box(job: Job, folders: RunFolders, resource_limits: ResourceLimits, *, 
     own = Path(os.path.realpath(make_private_folder(folders.own)))
     make_private_folder(own.parent / "snapshots")
     workspace = os.path.realpath(folders.workspace)
-    made = None if folders.workspace_copy is None else read_record(folders.own, WORKSPACE_FILE, WorkspaceRecord)
+    made = None if folders.workspace_copy is None else read_record(folders.own, Workspace)
     hidden = str(own.parents[2])
     readable = _drop_nested(folders.find_readable_paths(), folders.granted_paths, workspace, hidden)
     return Box(

@@ -24,8 +24,6 @@ from retinue.workspaces.recording import LISTED, record_changes, record_files
 from retinue.workspaces.run_folders import find_tree_folder
 from retinue.workspaces.store import Files, Import, Store, find_store
 from retinue.workspaces.workspace import (
-    APPLIED_FILE,
-    CHANGES_FILE,
     ApplyRecord,
     ChangesRecord,
     Workspace,
@@ -162,7 +160,7 @@ class CopiedWorkspace:
                 into.add_tree(self.workspace.last_apply, self.end_files)
             return
         record = ApplyRecord(target, time.time(), self.find_changes().count)
-        write_record(self.workspace.own, APPLIED_FILE, record)
+        write_record(self.workspace.own, record)
 
 
 def find_copy(state: str, tree: str, run: int, *, live: bool = False) -> CopiedWorkspace | None:
@@ -174,8 +172,8 @@ def find_copy(state: str, tree: str, run: int, *, live: bool = False) -> CopiedW
     return CopiedWorkspace(
         workspace,
         f"{tree}/{run}",
-        read_record(own, CHANGES_FILE, ChangesRecord),
-        read_record(own, APPLIED_FILE, ApplyRecord),
+        read_record(own, ChangesRecord),
+        read_record(own, ApplyRecord),
         live=live,
     )
 

@@ -19,7 +19,7 @@ from retinue.workspaces.ignores import Ignores
 from retinue.workspaces.run_folders import RunFolders
 from retinue.workspaces.store import ContentNames, Files, Import, Store, find_store
 from retinue.workspaces.walk import Skipped, Walker
-from retinue.workspaces.workspace import CHANGES_FILE, ChangesRecord, Workspace, find_workspace, write_record
+from retinue.workspaces.workspace import ChangesRecord, Workspace, find_workspace, write_record
 
 LISTED = 200
 SNAPSHOT_BYTES = 64 * MIB
@@ -37,7 +37,7 @@ def record_changes(workspace: Workspace) -> tuple[ChangesRecord, set[str]]:
     changed = list_changed_paths(base, end)
     listed = tuple(describe_change(path, base, end) for path in changed[:LISTED])
     record = ChangesRecord(files=listed, count=len(changed), skipped=str(skipped))
-    write_record(workspace.own, CHANGES_FILE, record)
+    write_record(workspace.own, record)
     return record, {path for path in changed if path in end}
 
 

@@ -14,6 +14,7 @@ import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
@@ -118,7 +119,13 @@ class Store:
 
 def find_store(own: str) -> Store:
     """Return the store of the tree that a run's folder belongs to."""
-    return Store(str(Path(own).parent / STORE))
+    return _open_store(str(Path(own).parent / STORE))
+
+
+@lru_cache(64)
+def _open_store(folder: str) -> Store:
+    """Return a store. It remembers its contents, so that eight copies of a project are stored once."""
+    return Store(folder)
 
 
 class Contents(Protocol):
