@@ -150,5 +150,5 @@ def _record_results(job: Job, folders: RunFolders) -> list[str]:
         if changes.skipped:
             found.append(f"not among the changes: {changes.skipped}")
     if folders.snapshots and (only is None or only) and Path(folders.path).is_dir():
-        found.append(publish_snapshot(folders.path, folders.snapshots, job.ref.label, job.ref.run, only=only))
+        found.append(publish_snapshot(folders, job.ref.label, job.ref.run, only=only))
     return [text for text in found if text]
