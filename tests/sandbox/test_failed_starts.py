@@ -18,8 +18,8 @@ from retinue.core.events import RunEnded, ToolResult
 from retinue.core.limits import ResourceLimits
 from retinue.sandbox import cgroups
 from retinue.sandbox.box import Box
-from retinue.sandbox.bubblewrap import probe_bubblewrap
-from retinue.sandbox.builder import make_probe_box
+from retinue.sandbox.bubblewrap import Bubblewrap, probe_bubblewrap
+from retinue.sandbox.builder import SandboxUnavailable, make_probe_box
 from retinue.sandbox.process import PreparedSandbox, Process
 from tests.sandbox import test_hostile
 from tests.sandbox.crash_scenes import remains
@@ -137,6 +137,13 @@ async def test_an_outputs_folder_that_vanishes_at_the_start_leaves_no_process(
     events, builder = await test_hostile.play(script, replies=replies)
     assert [body.text for body in bodies(events, ToolResult)] == ["fine"]
     assert (bodies(events, RunEnded)[0].status, builder.starts, remains()) == ("done", 1, [])
+
+
+@needs_bubblewrap
+def test_the_self_check_finds_that_our_state_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bubblewrap, "_list_masks", lambda *_: [])
+    with pytest.raises(SandboxUnavailable, match="these protections do not work here: mount$"):
+        Bubblewrap("bwrap").check_protections()
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o277])

@@ -23,8 +23,7 @@ from retinue.sandbox import cgroups, seccomp
 from retinue.sandbox.box import Box
 from retinue.sandbox.builder import (
     BOOT,
-    CHECK_CODE,
-    PRINT_CODE,
+    LIBRARY,
     SERVE,
     SHARED_BYTES,
     TEMPORARY_BYTES,
@@ -162,7 +161,8 @@ class Bubblewrap(SandboxBuilder):
     def check_protections(self) -> None:
         """Run the self-check inside a sandbox and set `protections`. Raises SandboxUnavailable if one does not work."""
         with make_probe_box() as (box, secret):
-            prepared = self.prepare(box, [find_python(), "-I", "-S", "-c", CHECK_CODE + PRINT_CODE, secret])
+            program = f"{LIBRARY}/retinue/sandbox/self_check.py"
+            prepared = self.prepare(box, [find_python(), "-I", "-S", program, secret, box.host_outputs])
             seen = _run_self_check(prepared)
         first = ["uid" if prepared.user else "user"]
         self._set_protections(seen, prepared.user, program="bubblewrap", first=first, missing=())
