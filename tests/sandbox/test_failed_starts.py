@@ -142,7 +142,7 @@ async def test_an_outputs_folder_that_vanishes_at_the_start_leaves_no_process(
 @needs_bubblewrap
 def test_the_self_check_finds_that_our_state_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bubblewrap, "_list_masks", lambda *_: [])
-    with pytest.raises(SandboxUnavailable, match="these protections do not work here: mount$"):
+    with pytest.raises(SandboxUnavailable, match=r"these protections do not work here: mount$"):
         Bubblewrap("bwrap").check_protections()
 
 

@@ -20,7 +20,7 @@ from retinue.files.private import make_private_folder
 from retinue.files.trees import is_open
 from retinue.protocol.tool_server import Pin
 from retinue.tools.truncate import SPILL_BYTES
-from retinue.workspaces.run_folders import HOST_OUTPUTS, RunFolders
+from retinue.workspaces.run_folders import HOST_OUTPUTS, RunFolders, find_state_folder
 from retinue.workspaces.workspace import Workspace, read_record
 
 MAX_OUTPUTS = 1000
@@ -65,7 +65,7 @@ def make_box(job: Job, folders: RunFolders, resource_limits: ResourceLimits, *, 
     make_private_folder(own.parent / "snapshots")
     workspace = os.path.realpath(folders.workspace)
     made = None if folders.workspace_copy is None else read_record(folders.own, Workspace)
-    hidden = str(own.parents[2])
+    hidden = str(find_state_folder(own))
     readable = _drop_nested(folders.find_readable_paths(), folders.granted_paths, workspace, hidden)
     return Box(
         tree=job.ref.tree,

@@ -4,7 +4,6 @@ knows nothing about making copies or replacing files."""
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from retinue.concurrency import finish_despite_cancel
 from retinue.core.errors import RetinueError, ToolError
@@ -15,6 +14,7 @@ from retinue.supervisor.policy import find_write_denial
 from retinue.supervisor.run import Run
 from retinue.workspaces.copies import CopiedWorkspace, TargetFolder, explain_missing_copy, find_copy
 from retinue.workspaces.merge import MergePlan
+from retinue.workspaces.run_folders import find_state_folder
 
 APPLY = "apply_subagent"
 UNASKED = ""  # instead of a digest: there was nothing to approve
@@ -85,7 +85,7 @@ def _check_rules(run: Run, plan: MergePlan) -> None:
 def _find_copy_of(run: Run) -> CopiedWorkspace | None:
     """Return the copied workspace of a run, or of the presenter if the run is a team. The run may have ended in an
     earlier process."""
-    return find_copy(_find_state(run), run.ref.tree, run.view.find_presented().number)
+    return find_copy(str(find_state_folder(run.folders.own)), run.ref.tree, run.view.find_presented().number)
 
 
 def _find_child(run: Run, wanted: str) -> Run:
@@ -96,9 +96,4 @@ def _find_child(run: Run, wanted: str) -> Run:
 
 
 def _find_target(run: Run) -> TargetFolder:
-    return TargetFolder(run.folders.path, state=_find_state(run))
-
-
-def _find_state(run: Run) -> str:
-    """Return the state folder that the run's folder is in."""
-    return str(Path(run.folders.own).parents[2])
+    return TargetFolder(run.folders.path, state=str(find_state_folder(run.folders.own)))

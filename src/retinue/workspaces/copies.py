@@ -21,7 +21,7 @@ from retinue.core.results import ChangedFile
 from retinue.workspaces import atomic_apply, merge
 from retinue.workspaces.capture import describe_change, list_changed_paths
 from retinue.workspaces.recording import LISTED, record_changes, record_files
-from retinue.workspaces.run_folders import find_tree_folder
+from retinue.workspaces.run_folders import find_tree_folder, name_run_folder
 from retinue.workspaces.store import Files, Import, Store, find_store
 from retinue.workspaces.workspace import (
     ApplyRecord,
@@ -165,7 +165,7 @@ class CopiedWorkspace:
 
 def find_copy(state: str, tree: str, run: int, *, live: bool = False) -> CopiedWorkspace | None:
     """Return the copied workspace of a run, or None if the run had none. With `live`, the run has not ended."""
-    own = f"{state}/runs/{tree}/{run}"
+    own = name_run_folder(state, tree, run)
     workspace = find_workspace(own, tree, run)
     if workspace is None:
         return None

@@ -31,7 +31,7 @@ from retinue.workspaces import git
 from retinue.workspaces.clone import Clone, make_clone
 from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.ignores import Ignores
-from retinue.workspaces.run_folders import NOT_A_REPOSITORY, RunFolders
+from retinue.workspaces.run_folders import NOT_A_REPOSITORY, RunFolders, find_state_folder
 from retinue.workspaces.store import ContentNames, Files, Import, Store, find_store
 from retinue.workspaces.walk import Skipped, Walker, display_path
 from retinue.workspaces.workspace import (
@@ -203,7 +203,7 @@ def create_workspace(
     with ExitStack() as undo, _explain_budget(limit):
         undo.callback(remove_tree, workspace.path)
         try:
-            state = Path(workspace.own).parents[2].stat()  # the state folder may be inside the project, under any name
+            state = find_state_folder(workspace.own).stat()  # it may be inside the project, under any name
             with Ignores(tracked, repository) as ignores, Import(store) as into:
                 walker = Walker(
                     start,

@@ -39,7 +39,6 @@ class StateFolder:
         self.temporary = folder is None
         self.folder = folder or Path(tempfile.gettempdir()) / make_scratch_name()
         self.project = str(project)
-        self._runs = str(self.folder / "runs")
 
     @cached_property
     def in_repository(self) -> bool:
@@ -53,14 +52,14 @@ class StateFolder:
             raise ConfigError(NOT_A_REPOSITORY.format(project=self.project))
 
     def tree_folder(self, tree: str) -> str:
-        return f"{self._runs}/{tree}"
+        return f"{self.folder}/runs/{tree}"
 
     def run_folder(self, tree: str, run: int) -> str:
-        return f"{self._runs}/{tree}/{run}"
+        return name_run_folder(self.folder, tree, run)
 
     def snapshots(self, tree: str) -> str:
         """Return the shared folder of a tree from which runs read the files of their siblings."""
-        return f"{self._runs}/{tree}/snapshots"
+        return f"{self.tree_folder(tree)}/snapshots"
 
     def remove_temporary(self) -> None:
         if self.temporary:
@@ -200,6 +199,16 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
             why = getattr(error, "strerror", None) or str(error)
             return f"{head}\n[... {len(data)} bytes in all; the rest is not kept: {why} ...]", ""
         return f"{head}\n[... {len(data)} bytes in all; whole text in {path} ...]", str(path)
+
+
+def name_run_folder(state: AnyPath, tree: str, run: int) -> str:
+    """Return the path of the folder of a run, in the state folder `state`."""
+    return f"{state}/runs/{tree}/{run}"
+
+
+def find_state_folder(own: AnyPath) -> Path:
+    """Return the state folder that a run's folder is in."""
+    return Path(own).parents[2]
 
 
 def find_tree_folder(state: AnyPath, tree: str) -> Path | None:
