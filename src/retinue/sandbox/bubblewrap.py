@@ -26,6 +26,7 @@ from retinue.sandbox.builder import (
     LIBRARY,
     SERVE,
     SHARED_BYTES,
+    SYSTEM,
     TEMPORARY_BYTES,
     SandboxBuilder,
     SandboxUnavailable,
@@ -47,7 +48,6 @@ ETC = (
     "pki/tls/certs", "protocols", "services", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone",
 )  # fmt: skip
 RESOLVING = ("resolv.conf", "gai.conf")  # only with the whole network
-SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _JOIN = 'echo 0 > "$1" && echo 0 > "$2" && shift 2 && exec "$@"'
 _SYSCTLS = (
     ("kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
@@ -139,7 +139,7 @@ class Bubblewrap(SandboxBuilder):
     def _list_mounts(self, box: Box) -> dict[str, list[str]]:
         """Return the bubblewrap options of each mount, keyed by its path inside."""
         mounts = {"/usr": ["--ro-bind", "/usr", "/usr"]}
-        for system in (Path("/", name) for name in SYSTEM):
+        for system in map(Path, SYSTEM):
             path = str(system)
             if system.is_symlink():
                 mounts[path] = ["--symlink", str(system.readlink()), path]

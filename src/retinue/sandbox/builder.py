@@ -40,6 +40,8 @@ PACKAGES = ("retinue", "msgspec", "re2")
 # There is no network inside, so asyncio does not need ssl, which is slow to import.
 BOOT = f"import sys; sys.modules['ssl'] = None; sys.path.append({LIBRARY!r}); "
 SERVE = "from retinue.sandbox.tool_server import main; main()"
+# The folders of the system beside /usr.
+SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 PASSED = frozenset({"LANG", "TZ"})
 # Outside of the workspace, where they would count as changes of the run.
 CACHES = {"PYTHONPYCACHEPREFIX": "/tmp/pycache", "XDG_CACHE_HOME": "/tmp/cache"}
