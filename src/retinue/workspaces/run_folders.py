@@ -21,7 +21,7 @@ from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import WorkspaceName
 from retinue.core.secrets import clean_text
 from retinue.files.opening import AnyPath, RefusedFile, stat_real
-from retinue.files.private import ensure_private_folder, make_private_folder, open_private_file, write_private_file
+from retinue.files.private import make_private_folder, open_private_file, write_private_file
 from retinue.files.reserved import find_git_root
 from retinue.files.scratch import make_scratch_name
 from retinue.files.trees import measure_folder, remove_tree, remove_whole_tree
@@ -114,7 +114,7 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
     def make_named_folder(self) -> None:
         """Create the folder of the workspace, because others are told its path. Does not count as a use of the
         workspace."""
-        ensure_private_folder(self.path)
+        make_private_folder(self.path)
 
     def resolve_for_peer(self) -> tuple[str, list[str]]:
         """Return the real paths of the workspace and of the existing folders that the run may read."""
