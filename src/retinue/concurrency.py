@@ -153,8 +153,7 @@ async def finish_despite_cancel(
             except Exception:  # noqa: BLE001 - raised below, by the task's result
                 break
     if cancelled:
-        if not task.cancelled():
-            task.exception()
+        retrieve_error(task)
         raise asyncio.CancelledError
     return task.result()
 
@@ -164,11 +163,11 @@ def call_when_done(awaited: Awaitable[Any], callback: Callable[[asyncio.Future[A
 
     The callback runs even if the current task is cancelled."""
     future = asyncio.ensure_future(awaited)
-    future.add_done_callback(_retrieve_error)
+    future.add_done_callback(retrieve_error)
     future.add_done_callback(callback)
 
 
-def _retrieve_error(done: asyncio.Future[Any]) -> None:
+def retrieve_error(done: asyncio.Future[Any]) -> None:
     """Mark the error of a future as retrieved, so that asyncio does not report it."""
     if not done.cancelled():
         done.exception()
@@ -185,7 +184,7 @@ async def run_in_thread(work: Callable[[threading.Event], T]) -> T:
     except asyncio.CancelledError:
         stop.set()
         await asyncio.wait([task], timeout=STOP_SECONDS)
-        task.add_done_callback(_retrieve_error)
+        task.add_done_callback(retrieve_error)
         raise
 
 

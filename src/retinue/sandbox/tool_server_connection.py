@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from retinue.concurrency import TaskOwner
+from retinue.concurrency import TaskOwner, retrieve_error
 from retinue.core.errors import Failed, Limited, RetinueError, Stop
 from retinue.core.limits import CANCEL_ASK_SECONDS, INLINE_BYTES, MIB
 from retinue.core.messages import Call
@@ -75,7 +75,7 @@ class ToolServerConnection:
         self._numbers = 0
         self._requests: dict[int, _Request] = {}
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._greeted.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may never be awaited
+        self._greeted.add_done_callback(retrieve_error)  # it may never be awaited
         self._tasks = TaskOwner()
         # If the watch fails, end the run: it must not write without a limit.
         self._watch = TaskOwner(on_error=lambda error: self.fail(Failed(UNWATCHED.format(error=error))))
@@ -191,7 +191,7 @@ class ToolServerConnection:
         if self.error is not None:
             raise self.error
         answer = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may never be awaited
+        answer.add_done_callback(retrieve_error)  # it may never be awaited
         self._numbers += 1
         request = self._requests[self._numbers] = _Request(tool, answer, execution)
         return self._numbers, request
