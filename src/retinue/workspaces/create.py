@@ -151,8 +151,9 @@ class Workspaces:
         if Path(workspace.path).is_dir() and not Path(workspace.path).is_symlink():
             remove_tree(workspace.path)
         make_private_folder(workspace.own)
-        store = find_store(workspace.own).ensure_created()
+        store = find_store(workspace.own)
         with store.hold(stop):
+            store.ensure_created()
             made, skipped = create_workspace(workspace, store, limit=self._limit, stop=stop)
         write_record(workspace.own, made)
         return skipped
