@@ -69,7 +69,7 @@ class ToolServerConnection:
 
     def __init__(self, process: Process, start: frames.Start, box: Box, proxy: RunProxy | None) -> None:
         self._process, self.box, self.proxy = process, box, proxy
-        self.is_used = False
+        self._is_used = False
         self.was_stopped = False  # the tool server was ended by us, not lost
         self._memory_kills = 0
         self._numbers = 0
@@ -167,6 +167,11 @@ class ToolServerConnection:
             self._fail(SandboxLost("it was stopped"))
             if self.proxy is not None:
                 await self.proxy.close()
+
+    def mark_used(self) -> bool:
+        """Note that a call ran here. Returns True for the first call."""
+        was_used, self._is_used = self._is_used, True
+        return not was_used
 
     def find_memory_hint(self) -> str:
         """Return a hint if the kernel has killed a process for lack of memory since the last call, or ""."""

@@ -286,9 +286,7 @@ class ToolServerSession:
 
     def _take_protections(self, server: ToolServerConnection) -> tuple[str, ...]:
         """Return the protections of the sandbox for the first call that reports them, else nothing."""
-        protections = () if server.is_used else self._sandbox.protections
-        server.is_used = True
-        return protections
+        return self._sandbox.protections if server.mark_used() else ()
 
     def _find_hint(self, text: str, server: ToolServerConnection) -> str:
         """Return hints for a command that failed because of limits of its sandbox, or ""."""
