@@ -4,23 +4,17 @@
 tasks, finish work although the caller is cancelled, and run blocking work in a thread. If all tasks end with one block
 of code, `asyncio.TaskGroup` is the better choice.
 
-Nearly every run sets a timer that never fires: its deadline. In the heap of the event loop, these timers would slow
-down every short sleep. So a `SystemClock` keeps its alarms in a heap of its own, and the event loop has one timer for
-the next alarm. The `Deadline` of a run or a tool call, and the `StallTimer` of a run, can be paused while a person is
-asked.
+The `Deadline` of a run or a tool call, and the `StallTimer` of a run, can be paused while a person is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import msgspec
 
 if TYPE_CHECKING:
     from retinue.core.ports import Clock, Timer
@@ -28,7 +22,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STOP_SECONDS = 2.0
-CANCELLED_KEPT = 256
 LATE_SECONDS = 1.0
 
 
@@ -104,7 +97,7 @@ class RateLimit:
 
     def __init__(self, rate: float, burst: int, clock: Clock | None = None) -> None:
         self._rate, self._burst = rate, burst
-        self._clock = clock or LoopClock()
+        self._clock = clock or SystemClock()
         self._left, self._at = float(burst), self._clock.monotonic()
 
     def take(self) -> float:
@@ -160,8 +153,7 @@ async def finish_despite_cancel(
             except Exception:  # noqa: BLE001 - raised below, by the task's result
                 break
     if cancelled:
-        if not task.cancelled():
-            task.exception()
+        retrieve_error(task)
         raise asyncio.CancelledError
     return task.result()
 
@@ -171,11 +163,11 @@ def call_when_done(awaited: Awaitable[Any], callback: Callable[[asyncio.Future[A
 
     The callback runs even if the current task is cancelled."""
     future = asyncio.ensure_future(awaited)
-    future.add_done_callback(_retrieve_error)
+    future.add_done_callback(retrieve_error)
     future.add_done_callback(callback)
 
 
-def _retrieve_error(done: asyncio.Future[Any]) -> None:
+def retrieve_error(done: asyncio.Future[Any]) -> None:
     """Mark the error of a future as retrieved, so that asyncio does not report it."""
     if not done.cancelled():
         done.exception()
@@ -192,80 +184,20 @@ async def run_in_thread(work: Callable[[threading.Event], T]) -> T:
     except asyncio.CancelledError:
         stop.set()
         await asyncio.wait([task], timeout=STOP_SECONDS)
-        task.add_done_callback(_retrieve_error)
+        task.add_done_callback(retrieve_error)
         raise
 
 
-class Alarm(msgspec.Struct, order=True, gc=False):
-    """One alarm of a `SystemClock`. Alarms sort by due time, then by the order in which they were set."""
-
-    due: float
-    number: int
-    clock: SystemClock
-    callback: Callable[[], None] | None
-
-    def cancel(self) -> None:
-        if self.callback is not None:
-            self.callback = None
-            self.clock.count_cancelled()
-
-
-class LoopClock:
-    """A clock with timers of the event loop. Deadlines use monotonic time; wall time is only for timestamps."""
+class SystemClock:
+    """The clock of this machine. Its alarms are timers of the event loop. Deadlines use monotonic time; wall time is
+    only for timestamps."""
 
     wall = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
     sleep = staticmethod(asyncio.sleep)
 
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(seconds, callback)
-
-
-class SystemClock(LoopClock):
-    """A clock of one event loop, for many alarms that seldom fire."""
-
-    def __init__(self) -> None:
-        self._due: list[Alarm] = []
-        self._made = 0
-        self._cancelled = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> Alarm:
-        self._made += 1
-        alarm = Alarm(time.monotonic() + seconds, self._made, self, callback)
-        heapq.heappush(self._due, alarm)
-        if self._due[0] is alarm or self._timer is None:
-            self._set_timer()
-        return alarm
-
-    def count_cancelled(self) -> None:
-        """Count a cancelled alarm, and rebuild the heap if more than half of its alarms are cancelled."""
-        self._cancelled += 1
-        if self._cancelled > CANCELLED_KEPT and self._cancelled > len(self._due) // 2:
-            self._due = [alarm for alarm in self._due if alarm.callback is not None]
-            heapq.heapify(self._due)
-            self._cancelled = 0
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        wait = max(0.0, self._due[0].due - time.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(wait, self._call_due)
-
-    def _call_due(self) -> None:
-        self._timer = None
-        now = time.monotonic()
-        try:
-            while self._due and self._due[0].due <= now:
-                alarm = heapq.heappop(self._due)
-                callback, alarm.callback = alarm.callback, None
-                if callback is None:
-                    self._cancelled = max(0, self._cancelled - 1)
-                else:
-                    callback()
-        finally:  # a callback that raises must not stop the other alarms
-            if self._due and self._timer is None:
-                self._set_timer()
 
 
 class Deadline:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +19,8 @@ from retinue.core.limits import ResourceLimits
 from retinue.protocol import tool_server
 from retinue.sandbox import cgroups
 from retinue.sandbox.box import Box
-from retinue.sandbox.bubblewrap import probe_bubblewrap
-from retinue.sandbox.builder import make_probe_box
+from retinue.sandbox.bubblewrap import Bubblewrap, probe_bubblewrap
+from retinue.sandbox.builder import SandboxUnavailable, make_probe_box
 from retinue.sandbox.process import PreparedSandbox, Process
 from tests.sandbox import test_hostile
 from tests.sandbox.crash_scenes import remains
@@ -102,8 +104,23 @@ def test_preparing_without_enough_descriptors_leaves_nothing(tmp_path: Path, no_
         if prepared is None:
             assert (list_descriptors(), remains()) == (before, [])
     prepared.discard()
-    assert failures >= 6  # at each of the pipes and at both descriptors of `info`
+    assert failures >= 8  # at each file of /etc, the filter, the options and both descriptors of `info`
     assert (list_descriptors(), remains()) == (before, [])
+
+
+@needs_bubblewrap
+def test_discarding_a_sandbox_does_not_wait_for_a_process_in_its_group() -> None:
+    prepared = prepare(["/bin/true"])
+    if prepared.group is None:
+        pytest.skip("needs control groups")
+    with subprocess.Popen(["sleep", "5"]) as process:
+        for procs in prepared.group.procs:
+            Path(procs).write_text(str(process.pid))
+        began = time.monotonic()
+        prepared.discard()  # as the event loop does
+        assert time.monotonic() - began < 1
+        process.kill()
+    prepared.group.remove_soon()
 
 
 async def test_an_outputs_folder_that_vanishes_at_the_start_leaves_no_process(
@@ -132,6 +149,13 @@ async def test_a_start_frame_that_cannot_be_sent_leaves_no_process(
     [result] = bodies(events, ToolResult)
     assert not result.success and "a frame of" in result.text
     assert (bodies(events, RunEnded)[0].status, builder.starts, remains()) == ("done", 1, [])
+
+
+@needs_bubblewrap
+def test_the_self_check_finds_that_our_state_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bubblewrap, "_list_masks", lambda *_: [])
+    with pytest.raises(SandboxUnavailable, match=r"these protections do not work here: mount$"):
+        Bubblewrap("bwrap").check_protections()
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o277])

@@ -1,10 +1,15 @@
-"""Without a sandbox a command is the same user as the host; it still cannot read the host's environment."""
+"""Without a sandbox a command is the same user as the host; it still cannot read the host's environment. In a sandbox
+it does not learn from the list of processes how the sandbox was made."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from retinue.sandbox.bubblewrap import probe_bubblewrap
+from retinue.sandbox.builder import make_probe_box
+from tests.sandbox.places import needs_bubblewrap
 from tests.surfaces.cli.shell import Project
 from tests.workspaces.kit import shell
 
@@ -23,3 +28,14 @@ def test_a_command_of_an_inherited_run_cannot_read_the_host_s_environment(tmp_pa
     assert (project.folder / "seen").read_bytes() == b""
     assert (project.folder / "memory").read_bytes() == b""
     assert "->" not in (project.folder / "files").read_text()
+
+
+@needs_bubblewrap
+def test_the_command_lines_inside_bubblewrap_name_no_mount_of_the_host() -> None:
+    with make_probe_box() as (box, secret):
+        prepared = probe_bubblewrap().prepare(box, ["/bin/sh", "-c", "cat /proc/[0-9]*/cmdline"])
+        seen = subprocess.check_output(prepared.argv, env=dict(prepared.env), pass_fds=prepared.fds)
+        prepared.discard()
+    assert b"bwrap" in seen
+    assert b"bind" not in seen
+    assert os.fsencode(Path(secret).parent) not in seen

@@ -12,7 +12,7 @@ import retinue
 from retinue import Event, Profile, Result
 from retinue.testing import scripted
 from retinue.workspaces import copies
-from retinue.workspaces.copies import CopiedWorkspace
+from retinue.workspaces.copies import CopiedWorkspace, TargetFolder
 from tests.supervisor.tree.kit import call
 
 LINES = "".join(f"line {number}\n" for number in range(1, 21))
@@ -67,9 +67,14 @@ def copied(result: Result[Any]) -> CopiedWorkspace:
     return found
 
 
+def into(project: Path) -> TargetFolder:
+    """The project as the folder that gets the changes of its runs."""
+    return TargetFolder(str(project), state=f"{project}/.retinue")
+
+
 def apply_copy(result: Result[Any], project: Path) -> None:
-    one = copied(result)
-    copies.carry_out_plan(copies.plan_apply([one], str(project)), [one], aside=f"{project}/.retinue/applying")
+    one, target = copied(result), into(project)
+    target.carry_out(target.plan([one]), [one])
 
 
 def changes(result: Result[Any]) -> dict[str, str]:

@@ -18,13 +18,13 @@ from retinue.workspaces import atomic_apply, copies
 from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call
 from tests.surfaces.cli.shell import SOURCE
-from tests.workspaces.kit import LINES, apply_copy, changes, copied, hashed, repository, seen, shell, work
+from tests.workspaces.kit import LINES, apply_copy, changes, copied, hashed, into, repository, seen, shell, work
 
 CODER = Profile("coder", "You code.", workspace="worktree")
 
 
 def plan(result: retinue.Result[Any], project: Path) -> Any:
-    return copies.plan_apply([copied(result)], str(project))
+    return into(project).plan([copied(result)])
 
 
 async def test_all_kinds_of_changes_arrive(tmp_path: Path) -> None:
@@ -115,13 +115,13 @@ async def test_a_file_that_changes_meanwhile_puts_everything_back(
     (project / "c").write_text("the user was faster\n")
     before = hashed(project)
     with pytest.raises(RetinueError, match="c was changed while it was being replaced"):
-        copies.carry_out_plan(made, [copied(result)], aside=f"{project}/.retinue/applying")
+        into(project).carry_out(made, [copied(result)])
     assert hashed(project) == before and copied(result).applied is None
     (project / "c").write_text("c\n")
     (project / "n").write_text("in the way\n")
     before = hashed(project)
     with pytest.raises(RetinueError, match="File exists"):
-        copies.carry_out_plan(made, [copied(result)], aside=f"{project}/.retinue/applying")
+        into(project).carry_out(made, [copied(result)])
     assert hashed(project) == before
     late = made.changes[1]
     assert late.path == "b"
@@ -135,7 +135,7 @@ async def test_a_file_that_changes_meanwhile_puts_everything_back(
     (project / "n").unlink()
     monkeypatch.setattr(atomic_apply, "_verify_old", meddle)
     with pytest.raises(RetinueError, match="was changed while"):
-        copies.carry_out_plan(made, [copied(result)], aside=f"{project}/.retinue/applying")
+        into(project).carry_out(made, [copied(result)])
     assert (project / "c").read_text() == "in the last moment\n" and (project / "b").read_text() == "b\n"
 
 
@@ -155,7 +155,8 @@ def counted(real):
 for name in ("link", "rename", "mkdir", "rmdir", "fsync"):
     setattr(os, name, counted(getattr(os, name)))
 one = copies.find_copy(state, tree, 0)
-copies.carry_out_plan(copies.plan_apply([one], project), [one], aside=state + "/applying")
+target = copies.TargetFolder(project, state=state)
+target.carry_out(target.plan([one]), [one])
 """
 
 
@@ -212,8 +213,8 @@ async def test_the_changes_of_several_runs_are_put_together(tmp_path: Path) -> N
     result, _ = await seen(project, agents, profiles=[CODER])
     runs = copies.list_copies(f"{project}/.retinue", result.tree)
     assert len(runs) == 3
-    made = copies.plan_apply(runs, str(project))
-    copies.carry_out_plan(made, runs, aside=f"{project}/.retinue/applying")
+    made = into(project).plan(runs)
+    into(project).carry_out(made, runs)
     expected = LINES.replace("line 2\n", "two\n").replace("line 10\n", "ten\n").replace("line 19\n", "nineteen\n")
     assert (project / "a.txt").read_text() == expected and (project / "b").read_text() == "2\n"
 

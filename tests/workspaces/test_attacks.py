@@ -14,15 +14,15 @@ import pytest
 from retinue.core.errors import RetinueError
 from retinue.core.events import ToolResult
 from retinue.files.trees import remove_tree
-from retinue.sandbox import tool_server_session
-from retinue.workspaces import atomic_apply, copies, ignores, merge, recording, walk
+from retinue.sandbox import tool_server_connection
+from retinue.workspaces import atomic_apply, ignores, merge, recording, walk
 from retinue.workspaces.git import run_in_project
 from retinue.workspaces.store import Import, Store, hash_content
 from retinue.workspaces.walk import FolderEntry, Walker, is_reserved_name, open_entry
 from tests.sandbox.places import needs_bubblewrap
 from tests.soak.conftest import note  # noqa: F401 - a fixture
 from tests.supervisor.tree.kit import call
-from tests.workspaces.kit import LINES, apply_copy, changes, copied, hashed, repository, seen, shell, work
+from tests.workspaces.kit import LINES, apply_copy, changes, copied, hashed, into, repository, seen, shell, work
 
 SECRET = "a secret of the user"
 
@@ -147,7 +147,7 @@ async def test_links_are_never_followed_and_none_that_leads_out_is_applied(tmp_p
     )
     assert "secret" in changes(result) and not any(path.startswith("folder/") for path in changes(result))
     assert SECRET.encode() not in copied(result).diff("-p")
-    conflicts = {conflict.path for conflict in copies.plan_apply([copied(result)], str(project)).conflicts}
+    conflicts = {conflict.path for conflict in into(project).plan([copied(result)]).conflicts}
     assert conflicts == {"folder", "secret", "up", "d", "hooks", "n/state", "n/git"}
     with pytest.raises(RetinueError, match="leads out of the project"):
         apply_copy(result, project)
@@ -157,13 +157,13 @@ async def test_links_are_never_followed_and_none_that_leads_out_is_applied(tmp_p
 async def test_a_folder_of_the_project_that_became_a_link_is_not_written_through(tmp_path: Path) -> None:
     project, away = repository(tmp_path / "p", **{"d/f": "1\n"}), outside(tmp_path)
     result = await work(project, "echo 2 > d/f; echo 3 > d/new")
-    made = copies.plan_apply([copied(result)], str(project))
+    made = into(project).plan([copied(result)])
     (project / "d").rename(tmp_path / "moved")
     (project / "d").symlink_to(away)
     before = hashed(away)
     with pytest.raises(RetinueError, match="nothing was changed"):
-        copies.carry_out_plan(made, [copied(result)], aside=f"{project}/.retinue/applying")
-    again = copies.plan_apply([copied(result)], str(project))
+        into(project).carry_out(made, [copied(result)])
+    again = into(project).plan([copied(result)])
     assert {conflict.path for conflict in again.conflicts} == {"d/f", "d/new"}
     assert hashed(away) == before
 
@@ -395,7 +395,7 @@ async def test_a_run_whose_watch_has_died_ends(tmp_path: Path, monkeypatch: pyte
     def fail(folder: object) -> int:
         raise ValueError("a fault in the watch")
 
-    monkeypatch.setattr(tool_server_session, "measure_folder", fail)
+    monkeypatch.setattr(tool_server_connection, "measure_folder", fail)
     project = repository(tmp_path / "p")
     tmp_path.chmod(0o755)
     result = await work(project, "sleep 100", runtime="isolated")

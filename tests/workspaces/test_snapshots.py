@@ -9,6 +9,7 @@ from retinue import Profile
 from retinue.core.events import ToolResult, Warned
 from retinue.workspaces import recording
 from retinue.workspaces.recording import publish_snapshot
+from retinue.workspaces.run_folders import RunFolders
 from tests.supervisor.tree.kit import bodies, call, spawn
 from tests.workspaces.kit import hashed, repository, seen, shell
 
@@ -79,14 +80,15 @@ def test_nothing_is_followed_and_nothing_appears_half(tmp_path: Path, monkeypatc
     os.mkfifo(workspace / "fifo")
     (workspace / "file").write_text("x")
     shared = tmp_path / "snapshots"
-    assert publish_snapshot(str(workspace), str(shared), "..", 1) == ""
+    folders = RunFolders(str(tmp_path), str(workspace), (), snapshots=str(shared))
+    assert publish_snapshot(folders, "..", 1) == ""
     assert sorted(os.listdir(shared / "run-1")) == ["file", "link"] and (shared / "run-1/link").is_symlink()
     for run in (6, 7):
-        assert publish_snapshot(str(workspace), str(shared), "run", run) == ""
+        assert publish_snapshot(folders, "run", run) == ""
     assert sorted(os.listdir(shared)) == ["run", "run-1", "run-7"]
     monkeypatch.setattr(recording, "SNAPSHOT_BYTES", 10)
     (workspace / "zlarge").write_text("x" * 20)
-    told = publish_snapshot(str(workspace), str(shared), "third", 8)
+    told = publish_snapshot(folders, "third", 8)
     assert told == "no snapshot of the workspace for other runs: it is larger than 0 MiB"
     assert sorted(os.listdir(shared)) == ["run", "run-1", "run-7"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 import retinue
 from retinue import ConfigError, Profile
-from retinue.core.events import ToolResult
+from retinue.core.events import ToolResult, Warned
 from retinue.testing import scripted
 from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call
@@ -98,6 +99,29 @@ async def test_a_worktree_that_is_gone_is_not_taken_from_elsewhere_when_its_run_
         result = await run.result()
     assert result.status == "cancelled" and hashed(project) == before
     assert not result.changed_files  # the link was not looked through
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("closed", ["all", "one object", "nothing"])
+async def test_git_works_in_a_worktree_of_a_repository_that_only_root_may_read(tmp_path: Path, closed: str) -> None:
+    project = repository(tmp_path / "p")
+    tmp_path.chmod(0o755)
+    objects = project / ".git" / "objects"
+    if closed == "all":  # as with umask 077
+        subprocess.run(["chmod", "-R", "go-rwx", project], check=True)
+    elif closed == "one object":
+        next(path for path in objects.rglob("*") if path.is_file()).chmod(0o400)
+    before = hashed(project)
+    commands = (
+        f"echo new > b.txt; git add -A && git {SAVE} commit -qm second && git log --format=%s && git fsck --strict"
+    )
+    agents = {"main": [shell(commands), {"text": "{{last_result}}"}]}
+    result, events = await seen(project, agents, kind="worktree", runtime="isolated")
+    assert result.final_response.split() == ["second", "first"]
+    assert changes(result) == {"b.txt": "added"} and hashed(project) == before
+    alternates = Path(result.workspace, ".git", "objects", "info", "alternates")
+    assert alternates.exists() == (closed == "nothing")
+    assert [body.code for body in bodies(events, Warned)] == []
 
 
 @pytest.fixture

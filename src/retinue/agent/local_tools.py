@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from retinue.agent.tool_calls import run_caller_call
-from retinue.concurrency import Deadline, LoopClock
+from retinue.concurrency import Deadline, SystemClock
 from retinue.core.approvals import PROGRAM_ENDED
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
@@ -135,7 +135,7 @@ class HostExecution:
 
     async def wait_for_expiry(self) -> None:
         if self._deadline is None and self._seconds is not None:
-            self._deadline = deadline = Deadline(self._seconds, LoopClock(), self._expired.set)
+            self._deadline = deadline = Deadline(self._seconds, SystemClock(), self._expired.set)
             if self._waits_for_people:
                 self._forget_questions = self._link.local_calls.on_question(
                     lambda waits: deadline.pause() if waits else deadline.resume()

@@ -24,7 +24,7 @@ from retinue.config.settings import parse_settings, restrict
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.files.atomic import replace_file
 from retinue.files.content import read_small_file
-from retinue.files.private import ensure_private_folder
+from retinue.files.private import make_private_folder
 
 MAX_ANSWER_BYTES = 16 * 1024
 
@@ -105,7 +105,7 @@ def _write_record(place: Path | None, about: Mapping[str, Any]) -> None:
     if place is None:
         raise ConfigError("there is no home folder to keep it in: set XDG_CONFIG_HOME")
     try:
-        ensure_private_folder(place.parent)
+        make_private_folder(place.parent)
         replace_file(place, json.dumps(about).encode())
     except OSError as error:
         raise SourceLocation(str(place)).error(f"cannot be written: {error.strerror or error}") from None

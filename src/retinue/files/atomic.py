@@ -17,7 +17,7 @@ from pathlib import Path
 
 from retinue.files.content import write_all
 from retinue.files.opening import AnyPath, check_regular
-from retinue.files.private import FOLDER_MODE, ensure_private_folder
+from retinue.files.private import FOLDER_MODE, make_private_folder
 from retinue.files.trees import remove_tree
 
 TEMPORARY_PREFIX = ".retinue-"
@@ -89,7 +89,7 @@ def create_folder(path: AnyPath, fill: Callable[[Path], bool]) -> None:
     False, nothing changes."""
     partial = Path(path).with_name(f".{Path(path).name}.new")
     remove_tree(partial)  # left by a process that was killed here
-    ensure_private_folder(partial.parent)
+    make_private_folder(partial.parent)
     partial.mkdir(FOLDER_MODE)  # raises FileExistsError for a link that somebody planted
     try:
         partial.chmod(FOLDER_MODE)
@@ -102,7 +102,7 @@ def create_folder(path: AnyPath, fill: Callable[[Path], bool]) -> None:
 def move_folder(start: Path, target: Path) -> None:
     """Rename a folder, unless an interrupted call has done so. Replaces an empty folder at `target`, and no other."""
     if start.is_dir() or not target.is_dir():
-        ensure_private_folder(target.parent)
+        make_private_folder(target.parent)
         start.rename(target)
 
 

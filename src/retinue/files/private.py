@@ -18,18 +18,11 @@ def make_private_folder(path: AnyPath) -> Path:
     """Create a folder and its missing parents, and return its path. Leaves an existing folder unchanged.
 
     Raises RetinueError if the folder cannot be created or `path` is not a folder."""
-    ensure_private_folder(path)
-    return Path(path)
-
-
-def ensure_private_folder(path: AnyPath) -> None:
-    """Create a folder like `make_private_folder`, without building a Path.
-
-    Every subagent has some folders, and building a Path costs as much as creating the folder."""
     try:
         _make_folders(os.fspath(path))
     except OSError as error:
         raise RetinueError(f"cannot make {path}: {error.strerror or error}") from None
+    return Path(path)
 
 
 def _make_folders(folder: str, *, is_again: bool = False) -> None:

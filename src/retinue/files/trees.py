@@ -143,6 +143,23 @@ def measure_folder(folder: AnyPath) -> int:
     return total
 
 
+def is_open(path: AnyPath) -> bool:
+    """Return True if every user may read the file, or read and enter the folder."""
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError:
+        return False
+    needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
+    return mode & needed == needed
+
+
+def is_open_tree(folder: AnyPath) -> bool:
+    """Return True if every user may read a folder and everything below it. Others may add and remove files
+    meanwhile."""
+    visits = os.walk(folder)
+    return all(is_open(path) for above, _, names in visits for path in (above, *(f"{above}/{name}" for name in names)))
+
+
 def give_folder(folder: AnyPath | int, uid: int, gid: int) -> None:
     """Change owner and group of a folder and all its content, and let the group read it. The folder is a path, or open.
     A `uid` of -1 keeps the owner.

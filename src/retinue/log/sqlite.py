@@ -30,7 +30,7 @@ from msgspec import structs
 
 from retinue.core.errors import LogError, LogLost, NotFound, RetinueError
 from retinue.core.events import Event, encode_stored_events
-from retinue.files.private import ensure_private_folder
+from retinue.files.private import make_private_folder
 from retinue.log import locks, schema
 from retinue.log.feed import Feed, WatchableLog
 from retinue.log.sqlite_reader import SqliteReader, read_events
@@ -51,7 +51,7 @@ _LOG = logging.getLogger(__name__)
 def lock_free_file(folder: Path) -> tuple[Path, int]:
     """Return the first log file in the folder that no process is writing, and its lock, which we now hold."""
     try:
-        ensure_private_folder(folder)
+        make_private_folder(folder)
     except RetinueError as error:
         raise LogError(str(error)) from None
     number = 1

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from retinue.concurrency import finish_despite_cancel
+from retinue.core.limits import TERM_SECONDS
 
-TERM_SECONDS = 5.0
 LAST_WORDS_SECONDS = 2.0  # for the output of a program that reads no more input
 REAP_SECONDS = 2.0
 POLL_SECONDS = 0.02

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import os
-import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,10 +17,11 @@ from retinue.files.atomic import open_replacement
 from retinue.files.content import read_chunks, write_all
 from retinue.files.opening import open_folder, open_regular_file, stat_real
 from retinue.files.private import make_private_folder
+from retinue.files.trees import is_open
 from retinue.protocol.tool_server import Pin
 from retinue.tools.truncate import SPILL_BYTES
-from retinue.workspaces.run_folders import HOST_OUTPUTS, RunFolders
-from retinue.workspaces.workspace import WORKSPACE_FILE, WorkspaceRecord, read_record
+from retinue.workspaces.run_folders import HOST_OUTPUTS, RunFolders, find_state_folder
+from retinue.workspaces.workspace import Workspace, read_record
 
 MAX_OUTPUTS = 1000
 MAX_MASKED_BYTES = 2 * SPILL_BYTES
@@ -64,8 +64,8 @@ def make_box(job: Job, folders: RunFolders, resource_limits: ResourceLimits, *, 
     own = Path(os.path.realpath(make_private_folder(folders.own)))
     make_private_folder(own.parent / "snapshots")
     workspace = os.path.realpath(folders.workspace)
-    made = None if folders.workspace_copy is None else read_record(folders.own, WORKSPACE_FILE, WorkspaceRecord)
-    hidden = str(own.parents[2])
+    made = None if folders.workspace_copy is None else read_record(folders.own, Workspace)
+    hidden = str(find_state_folder(own))
     readable = _drop_nested(folders.find_readable_paths(), folders.granted_paths, workspace, hidden)
     return Box(
         tree=job.ref.tree,
@@ -113,16 +113,6 @@ def find_closed_paths(box: Box) -> list[str]:
     shared = () if box.own_workspace else (box.workspace,)
     given = [path for path in (*box.readable, *box.objects, *shared) if not is_below(path, (box.hidden,))]
     return [path for path in given if not is_open(path)]
-
-
-def is_open(path: str) -> bool:
-    """Return True if every user may read the file, or read and enter the folder."""
-    try:
-        mode = Path(path).stat().st_mode
-    except OSError:
-        return False
-    needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
-    return mode & needed == needed
 
 
 def find_output(folder: str, name: str) -> str:

@@ -18,14 +18,15 @@ from pathlib import Path
 
 import msgspec
 
+from retinue.files.content import write_all
 from retinue.sandbox import cgroups, seccomp
 from retinue.sandbox.box import Box
 from retinue.sandbox.builder import (
     BOOT,
-    CHECK_CODE,
-    PRINT_CODE,
+    LIBRARY,
     SERVE,
     SHARED_BYTES,
+    SYSTEM,
     TEMPORARY_BYTES,
     SandboxBuilder,
     SandboxUnavailable,
@@ -47,7 +48,6 @@ ETC = (
     "pki/tls/certs", "protocols", "services", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone",
 )  # fmt: skip
 RESOLVING = ("resolv.conf", "gai.conf")  # only with the whole network
-SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _JOIN = 'echo 0 > "$1" && echo 0 > "$2" && shift 2 && exec "$@"'
 _SYSCTLS = (
     ("kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
@@ -100,25 +100,27 @@ class Bubblewrap(SandboxBuilder):
             if group is not None:
                 undo.callback(group.remove)
             for name, text in self._make_etc_files(box, user).items():
-                fds.append(_write_to_pipe(text.encode(), undo))
+                fds.append(_open_data(text.encode(), undo))
                 options += ["--perms", "0444", "--ro-bind-data", str(fds[-1]), f"/etc/{name}"]
             options += _FINAL_OPTIONS
             if user is not None:
                 options += _SETPRIV_CAPABILITIES
             if self._filter is not None:
-                fds.append(_write_to_pipe(self._filter, undo))
+                fds.append(_open_data(self._filter, undo))
                 options += ["--seccomp", str(fds[-1])]
             # Not a pipe: if we die, a broken pipe ends bubblewrap halfway and leaves half a sandbox.
-            fds.append(os.memfd_create("info"))
-            undo.callback(os.close, fds[-1])
+            fds.append(_open_data(b"", undo))
+            options += ["--info-fd", str(fds[-1])]
             info = os.dup(fds[-1])
+            undo.callback(os.close, info)
+            # Not on the command line, which every process inside can read: it names paths of this machine.
+            fds.append(_open_data(b"\0".join(map(os.fsencode, options)), undo))
             undo.pop_all()
         argv = [
             # In cgroup v2 both files are the same.
             *([] if group is None else ["/bin/sh", "-c", _JOIN, "sh", group.procs[0], group.procs[-1]]),
             *self._launch,
-            *options,
-            *["--info-fd", str(fds[-1]), "--"],
+            *["--args", str(fds[-1]), "--"],
             *([] if user is None else _make_setpriv_command(user)),
             *(command or [find_python(), "-I", "-S", "-c", BOOT + SERVE]),
         ]
@@ -137,7 +139,7 @@ class Bubblewrap(SandboxBuilder):
     def _list_mounts(self, box: Box) -> dict[str, list[str]]:
         """Return the bubblewrap options of each mount, keyed by its path inside."""
         mounts = {"/usr": ["--ro-bind", "/usr", "/usr"]}
-        for system in (Path("/", name) for name in SYSTEM):
+        for system in map(Path, SYSTEM):
             path = str(system)
             if system.is_symlink():
                 mounts[path] = ["--symlink", str(system.readlink()), path]
@@ -159,7 +161,8 @@ class Bubblewrap(SandboxBuilder):
     def check_protections(self) -> None:
         """Run the self-check inside a sandbox and set `protections`. Raises SandboxUnavailable if one does not work."""
         with make_probe_box() as (box, secret):
-            prepared = self.prepare(box, [find_python(), "-I", "-S", "-c", CHECK_CODE + PRINT_CODE, secret])
+            program = f"{LIBRARY}/retinue/sandbox/self_check.py"
+            prepared = self.prepare(box, [find_python(), "-I", "-S", program, secret, box.host_outputs])
             seen = _run_self_check(prepared)
         first = ["uid" if prepared.user else "user"]
         self._set_protections(seen, prepared.user, program="bubblewrap", first=first, missing=())
@@ -198,6 +201,8 @@ def _run_self_check(prepared: PreparedSandbox) -> SelfCheck:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxUnavailable(f"bubblewrap cannot be started: {error}") from None
     finally:
+        if prepared.group is not None:
+            prepared.group.remove_soon()
         prepared.discard()
     if done.returncode:
         raise SandboxUnavailable(_explain_failure(done.stderr.decode("utf-8", "replace")))
@@ -228,13 +233,13 @@ def _make_setpriv_command(user: tuple[int, int]) -> list[str]:
     return [program, "--reuid", uid, "--regid", gid, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
 
 
-def _write_to_pipe(data: bytes, undo: ExitStack) -> int:
-    """Return the reading end of a pipe that holds `data`. `undo` closes the end."""
-    reading, writing = os.pipe()
-    undo.callback(os.close, reading)
-    with os.fdopen(writing, "wb") as pipe:
-        pipe.write(data)
-    return reading
+def _open_data(data: bytes, undo: ExitStack) -> int:
+    """Return a descriptor from which `data` can be read, with no limit of its size. `undo` closes it."""
+    fd = os.memfd_create("data")
+    undo.callback(os.close, fd)
+    write_all(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def _explain_failure(said: str) -> str:

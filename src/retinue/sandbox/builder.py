@@ -40,6 +40,8 @@ PACKAGES = ("retinue", "msgspec", "re2")
 # There is no network inside, so asyncio does not need ssl, which is slow to import.
 BOOT = f"import sys; sys.modules['ssl'] = None; sys.path.append({LIBRARY!r}); "
 SERVE = "from retinue.sandbox.tool_server import main; main()"
+# The folders of the system beside /usr.
+SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 PASSED = frozenset({"LANG", "TZ"})
 # Outside of the workspace, where they would count as changes of the run.
 CACHES = {"PYTHONPYCACHEPREFIX": "/tmp/pycache", "XDG_CACHE_HOME": "/tmp/cache"}
@@ -58,28 +60,19 @@ class SandboxUnavailable(ConfigError):
     """No sandbox can be built here. The text names the package or setting that would help."""
 
 
-# Sets `seen` to the fields of `SelfCheck`. The first argument is a path that must not be visible inside.
-CHECK_CODE = """
-import json, os, sys
-said = dict(line.split(":", 1) for line in open("/proc/self/status"))
-lines = open("/proc/net/dev").read().splitlines()[2:]
-seen = {"uid": os.getuid(), "capabilities": int(said["CapBnd"], 16) | int(said["CapEff"], 16),
-    "nnp": said["NoNewPrivs"].strip(), "seccomp": said["Seccomp"].strip(), "pid": os.getpid(),
-    "nets": [line.split(":")[0].strip() for line in lines], "seen": os.path.exists(sys.argv[1])}
-"""
-PRINT_CODE = "print(json.dumps(seen))\n"
-
-
-class SelfCheck(msgspec.Struct):
-    """The findings from inside. `seen` is True if a secret file is visible, `seccomp` is "2" if calls are filtered."""
+class SelfCheck(msgspec.Struct, frozen=True):
+    """The findings from inside a sandbox, which the program `self_check.py` prints."""
 
     uid: int
-    capabilities: int
-    nnp: str
-    seccomp: str
     pid: int
-    nets: list[str]
-    seen: bool
+    capabilities: int
+    no_new_privs: bool
+    filters_calls: bool
+    networks: list[str]
+    sees_secret: bool
+    writes_outside: bool
+    memory_limit: int
+    machine: str
 
 
 class Bind(NamedTuple):
@@ -170,15 +163,15 @@ class SandboxBuilder(ABC):
         works = {
             "uid": seen.uid == (user[0] if user else os.getuid()) != 0,
             "no_capabilities": seen.capabilities == 0,
-            "no_new_privs": seen.nnp == "1",
+            "no_new_privs": seen.no_new_privs,
             "pid": seen.pid < 10,
-            "net": self._full_network or seen.nets == ["lo"],
-            "mount": not seen.seen,
+            "net": self._full_network or seen.networks == ["lo"],
+            "mount": not seen.sees_secret and not seen.writes_outside,
         }
         missing = list(dict.fromkeys([*(name for name, it_works in works.items() if not it_works), *missing]))
         if missing:
             raise SandboxUnavailable(f"{program} started, but these protections do not work here: {', '.join(missing)}")
-        filtered = ["seccomp"] if seen.seccomp == "2" else []
+        filtered = ["seccomp"] if seen.filters_calls else []
         counted = ["cgroup"] if self.counts_memory else []
         net = FULL_NETWORK if self._full_network else "net"
         everywhere = ("pid", "mount", net, "ipc", "no_capabilities", "no_new_privs")

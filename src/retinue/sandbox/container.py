@@ -25,8 +25,6 @@ from retinue.processes.group import is_alive
 from retinue.sandbox.box import Box
 from retinue.sandbox.builder import (
     BOOT,
-    CHECK_CODE,
-    PRINT_CODE,
     SERVE,
     SHARED_BYTES,
     TEMPORARY_BYTES,
@@ -59,37 +57,9 @@ KILL_AGAIN_SECONDS = 0.2
 CLIENT = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 CLIENT_PREFIXES = ("DOCKER_", "CONTAINER_", "CONTAINERS_", "LC_")
 PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+# The import of the tool server fails in an image that does not fit.
+_CHECK = "import retinue.sandbox.tool_server, retinue.sandbox.self_check as check; check.print_findings()"
 _ENTER = BOOT + "from retinue.sandbox.container_init import run_first_process; run_first_process(); "
-_CHECK = (
-    _ENTER
-    + CHECK_CODE
-    + """
-import platform, msgspec, retinue.sandbox.tool_server
-memory = 0
-for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-    try:
-        memory = int(open(name).read())
-    except (OSError, ValueError):
-        pass
-def writable(path):
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
-    except OSError:
-        return False
-    return True
-seen["writable"] = any(map(writable, ("/.probe", "/etc/.probe", "/usr/.probe", sys.argv[2] + "/.probe")))
-seen |= {"memory": memory, "machine": platform.machine()}
-"""
-    + PRINT_CODE
-)
-
-
-class _ContainerSelfCheck(SelfCheck):
-    """The findings of a self-check inside a container."""
-
-    memory: int
-    writable: bool
-    machine: str
 
 
 @dataclass(frozen=True)
@@ -247,20 +217,20 @@ class Containers(SandboxBuilder):
     def check_protections(self) -> None:
         """Run the self-check inside a container and set `protections`. Raises SandboxUnavailable if one fails."""
         with make_probe_box() as (box, secret):
-            prepared = self._prepare_program(box, [_CHECK, secret, box.host_outputs])
+            prepared = self._prepare_program(box, [_ENTER + _CHECK, secret, box.host_outputs])
             seen = self._run_self_check(prepared)
         if seen.machine != platform.machine():
             raise ImageUnusable(
                 f"{self._image} is for {seen.machine}, and this machine is {platform.machine()}; {BUILD}"
             )
-        missing = [*(["mount"] if seen.writable else []), *(["seccomp"] if seen.seccomp != "2" else [])]
-        self.counts_memory = 0 < seen.memory <= box.resource_limits.memory
+        missing = [] if seen.filters_calls else ["seccomp"]
+        self.counts_memory = 0 < seen.memory_limit <= box.resource_limits.memory
         engine = self._engine.argv[0]
         whose = ["uid"] if prepared.user else ["user"] if self._engine.is_podman else []
         first = [Path(engine).name, *whose]
         self._set_protections(seen, prepared.user, program=engine, first=first, missing=missing)
 
-    def _run_self_check(self, prepared: PreparedSandbox) -> _ContainerSelfCheck:
+    def _run_self_check(self, prepared: PreparedSandbox) -> SelfCheck:
         done = self._engine.call(*prepared.argv[len(self._engine.argv) :])
         said = " ".join(done.stderr.split())[-300:]
         if done.returncode:  # decided by the engine's text: no code exists
@@ -277,7 +247,7 @@ class Containers(SandboxBuilder):
                 )
             raise _EngineFailed(f"{self._engine.argv[0]} cannot start {self._image}: {said or 'it said nothing'}")
         try:
-            return msgspec.json.decode(done.stdout, type=_ContainerSelfCheck)
+            return msgspec.json.decode(done.stdout, type=SelfCheck)
         except msgspec.MsgspecError:
             raise SandboxUnavailable(f"what runs in {self._image} cannot be read") from None
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from retinue.processes.group import run_program
-from retinue.sandbox.builder import SandboxUnavailable, find_python, find_system_program, list_packages
+from retinue.sandbox.builder import SYSTEM, SandboxUnavailable, find_python, find_system_program, list_packages
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 NAME = f"localhost/retinue:py{sys.version_info.major}.{sys.version_info.minor}-{platform.machine()}"
@@ -72,9 +72,9 @@ def _write_image(pipe: IO[bytes]) -> int:
         image = _Image(tar)
         for name in ("usr", "etc", "proc", "sys", "dev", "run", "var", "tmp"):
             image.add_folder(f"/{name}")
-        for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-            if Path("/", name).is_symlink():
-                image.add_link(f"/{name}", str(Path("/", name).readlink()))
+        for system in map(Path, SYSTEM):
+            if system.is_symlink():
+                image.add_link(str(system), str(system.readlink()))
         for name, text in ETC.items():
             image.add_text(name, text)
         programs = _find_programs()

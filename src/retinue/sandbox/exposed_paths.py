@@ -16,9 +16,8 @@ from pathlib import Path
 
 from retinue.files.content import read_small_file
 from retinue.files.reserved import STATE_FOLDER
-from retinue.sandbox.builder import list_interpreter_folders
+from retinue.sandbox.builder import SYSTEM, list_interpreter_folders
 
-SEEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 LARGEST = 64 * 1024
 _DEFAULT = re.compile(r'^default_toolchain\s*=\s*"([^"/]+)"', re.MULTILINE)
 _BASE = re.compile(r"^home[ \t]*=[ \t]*(/[^\n\0]*)$", re.MULTILINE)
@@ -101,7 +100,7 @@ def _find_install_folder(program: Path, home: Path) -> Path:
 
 
 def _is_seen(path: Path) -> bool:
-    return any(path.is_relative_to(folder) for folder in (*SEEN, *list_interpreter_folders()))
+    return any(path.is_relative_to(folder) for folder in ("/usr", *SYSTEM, *list_interpreter_folders()))
 
 
 def _read_text(path: Path) -> str:

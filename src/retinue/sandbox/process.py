@@ -50,11 +50,11 @@ class PreparedSandbox:
     cwd: str | None = None
 
     def discard(self) -> None:
-        """Close the descriptors and remove the group, because they are no longer needed."""
+        """Close the descriptors, and remove the group unless a process is in it."""
         for fd in (*self.fds, *([] if self.info is None else [self.info])):
             os.close(fd)
         if self.group is not None:
-            self.group.remove_soon()
+            self.group.remove()
 
 
 class Process:

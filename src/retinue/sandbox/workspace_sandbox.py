@@ -19,7 +19,7 @@ from retinue.tools.local import LOCAL
 from retinue.workspaces.create import Workspaces
 from retinue.workspaces.recording import publish_snapshot, record_changes
 from retinue.workspaces.run_folders import RunFolders
-from retinue.workspaces.workspace import WORKSPACE_FILE, ChangesRecord, WorkspaceRecord, read_record
+from retinue.workspaces.workspace import ChangesRecord, Workspace, read_record
 
 
 class WorkspaceSandbox:
@@ -117,7 +117,7 @@ class _WorkspaceSession:
 
     def _was_made(self) -> bool:
         """Return True if an earlier process has created the workspace."""
-        return self._job.past is not None and read_record(self._own.own, WORKSPACE_FILE, WorkspaceRecord) is not None
+        return self._job.past is not None and read_record(self._own.own, Workspace) is not None
 
     async def _keep_changes(self) -> None:
         own, copy = self._own, self._own.workspace_copy
@@ -150,5 +150,5 @@ def _record_results(job: Job, folders: RunFolders) -> list[str]:
         if changes.skipped:
             found.append(f"not among the changes: {changes.skipped}")
     if folders.snapshots and (only is None or only) and Path(folders.path).is_dir():
-        found.append(publish_snapshot(folders.path, folders.snapshots, job.ref.label, job.ref.run, only=only))
+        found.append(publish_snapshot(folders, job.ref.label, job.ref.run, only=only))
     return [text for text in found if text]

@@ -4,7 +4,6 @@ knows nothing about making copies or replacing files."""
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from retinue.concurrency import finish_despite_cancel
 from retinue.core.errors import RetinueError, ToolError
@@ -13,9 +12,9 @@ from retinue.core.ports import Outcome
 from retinue.core.results import format_changed_files
 from retinue.supervisor.policy import find_write_denial
 from retinue.supervisor.run import Run
-from retinue.workspaces.atomic_apply import find_staging_folder, recover_folder
-from retinue.workspaces.copies import CopiedWorkspace, carry_out_plan, explain_missing_copy, find_copy, plan_apply
+from retinue.workspaces.copies import CopiedWorkspace, TargetFolder, explain_missing_copy, find_copy
 from retinue.workspaces.merge import MergePlan
+from retinue.workspaces.run_folders import find_state_folder
 
 APPLY = "apply_subagent"
 UNASKED = ""  # instead of a digest: there was nothing to approve
@@ -41,13 +40,13 @@ async def apply_child(run: Run, call: Call, *, shown_digest: str | None) -> Outc
     """Apply the changes of a child, unless the diff differs from the one the user approved."""
 
     def work() -> Outcome:
-        aside = find_staging_folder(run.folders.path, _find_state(run))
-        recover_folder(aside, run.folders.path)
+        target = _find_target(run)
+        target.undo_interrupted_apply()
         one, plan = _plan_child(run, call)
         unchanged = shown_digest in (None, plan.digest) or (shown_digest == UNASKED and plan.conflicts)
         if not unchanged:
             raise ToolError(f"{APPLY}: the files changed after the question was asked; nothing was applied")
-        carry_out_plan(plan, [one], aside=aside)
+        target.carry_out(plan, [one])
         changes = one.find_changes()
         lines = format_changed_files(changes.files, changes.count)
         return Outcome("\n".join([f"Applied the changes of {call.args['subagent_id']}:", *lines]))
@@ -71,7 +70,7 @@ def _plan_child(run: Run, call: Call) -> tuple[CopiedWorkspace, MergePlan]:
     why = one.explain_nothing_to_apply()
     if why:
         raise ToolError(f"{APPLY}: {why}")
-    plan = plan_apply([one], run.folders.path)
+    plan = _find_target(run).plan([one])
     _check_rules(run, plan)
     return one, plan
 
@@ -86,7 +85,7 @@ def _check_rules(run: Run, plan: MergePlan) -> None:
 def _find_copy_of(run: Run) -> CopiedWorkspace | None:
     """Return the copied workspace of a run, or of the presenter if the run is a team. The run may have ended in an
     earlier process."""
-    return find_copy(_find_state(run), run.ref.tree, run.view.find_presented().number)
+    return find_copy(str(find_state_folder(run.folders.own)), run.ref.tree, run.view.find_presented().number)
 
 
 def _find_child(run: Run, wanted: str) -> Run:
@@ -96,6 +95,5 @@ def _find_child(run: Run, wanted: str) -> Run:
     raise ToolError(f"{APPLY}: there is no subagent '{wanted}' of this run")
 
 
-def _find_state(run: Run) -> str:
-    """Return the state folder that the run's folder is in."""
-    return str(Path(run.folders.own).parents[2])
+def _find_target(run: Run) -> TargetFolder:
+    return TargetFolder(run.folders.path, state=str(find_state_folder(run.folders.own)))

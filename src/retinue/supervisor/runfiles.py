@@ -34,7 +34,7 @@ from retinue.core.events import (
 )
 from retinue.core.ports import Log
 from retinue.files.atomic import replace_file
-from retinue.files.private import ensure_private_folder, write_private_file
+from retinue.files.private import make_private_folder, write_private_file
 from retinue.log.accounts import Bill, sum_subtree_bill
 from retinue.log.forwarding_log import ForwardingLog
 from retinue.log.runs import Runs, RunView
@@ -274,7 +274,7 @@ class RunFiles:
         is_new = file.events is None
         if is_new:
             for folder in (self._state.tree_folder(tree), own, live, full):  # parents first, so that no mkdir fails
-                ensure_private_folder(folder)
+                make_private_folder(folder)
         # A run that is resumed after a crash starts its file anew.
         write_private_file(f"{live}/events.ndjson", encode_events(new), append=not is_new)
         is_over = type(new[-1].body) is RunEnded

@@ -539,7 +539,8 @@ def start_from_workspace(folders: RunFolders, state: StateFolder, chain: Sequenc
     for tree, number in chain:
         own = state.run_folder(tree, number)
         if copy is not None and (continued := find_workspace(own, tree, number)) is not None:
-            return msgspec.structs.replace(folders, workspace_copy=replace(copy, continued=continued))
+            copy = msgspec.structs.replace(copy, continued=continued)
+            return msgspec.structs.replace(folders, workspace_copy=copy)
         if copy is None and find_workspace_kind(own) == "scratch":
             return msgspec.structs.replace(folders, starts_from=f"{own}/workspace")
     return folders

@@ -31,7 +31,7 @@ from retinue.files.user_key import has_signature, sign_data
 from retinue.workspaces.capture import read_current
 from retinue.workspaces.merge import Change, is_allowed_path
 from retinue.workspaces.store import ContentNames, Store
-from retinue.workspaces.walk import LINK_MODE, display_path
+from retinue.workspaces.walk import EXECUTABLE_MODE, LINK_MODE, display_path
 
 DONE = "done"
 JOURNAL = "journal.json"
@@ -161,7 +161,7 @@ def _stage_files(staging: Path, root: str, changes: Sequence[Change], store: Sto
         if change.new.mode == LINK_MODE:
             place.symlink_to(os.fsdecode(store.read_content(change.new.oid)))
         else:
-            fd = os.open(place, NEW_FLAGS, 0o777 if change.new.mode == "100755" else 0o666)
+            fd = os.open(place, NEW_FLAGS, 0o777 if change.new.mode == EXECUTABLE_MODE else 0o666)
             try:
                 store.write_content(change.new.oid, fd)
                 os.fsync(fd)

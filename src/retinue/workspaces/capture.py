@@ -13,7 +13,15 @@ from retinue.core.results import ChangedFile
 from retinue.files.opening import open_parent, open_regular_file
 from retinue.files.reserved import list_all_prefixes
 from retinue.workspaces.store import Contents, Files, StoredFile, add_file
-from retinue.workspaces.walk import HARD_LINKED, LINK_MODE, FolderEntry, Walker, display_path, open_entry
+from retinue.workspaces.walk import (
+    HARD_LINKED,
+    LINK_MODE,
+    FolderEntry,
+    Walker,
+    display_path,
+    find_file_mode,
+    open_entry,
+)
 
 MAX_CHANGED_BYTES = WORKSPACE_MIB * MIB
 
@@ -65,8 +73,7 @@ def _store_entry(entry: FolderEntry, contents: Contents) -> StoredFile:
 def _store_file(fd: int, contents: Contents) -> StoredFile:
     """Store the content of an open file and close the descriptor."""
     try:
-        mode = "100755" if os.fstat(fd).st_mode & 0o100 else "100644"
-        return StoredFile(mode, add_file(contents, fd))
+        return StoredFile(find_file_mode(os.fstat(fd)), add_file(contents, fd))
     finally:
         os.close(fd)
 

@@ -21,11 +21,9 @@ from retinue.core.results import ChangedFile
 from retinue.workspaces import atomic_apply, merge
 from retinue.workspaces.capture import describe_change, list_changed_paths
 from retinue.workspaces.recording import LISTED, record_changes, record_files
-from retinue.workspaces.run_folders import find_tree_folder
+from retinue.workspaces.run_folders import find_tree_folder, name_run_folder
 from retinue.workspaces.store import Files, Import, Store, find_store
 from retinue.workspaces.workspace import (
-    APPLIED_FILE,
-    CHANGES_FILE,
     ApplyRecord,
     ChangesRecord,
     Workspace,
@@ -162,20 +160,20 @@ class CopiedWorkspace:
                 into.add_tree(self.workspace.last_apply, self.end_files)
             return
         record = ApplyRecord(target, time.time(), self.find_changes().count)
-        write_record(self.workspace.own, APPLIED_FILE, record)
+        write_record(self.workspace.own, record)
 
 
 def find_copy(state: str, tree: str, run: int, *, live: bool = False) -> CopiedWorkspace | None:
     """Return the copied workspace of a run, or None if the run had none. With `live`, the run has not ended."""
-    own = f"{state}/runs/{tree}/{run}"
+    own = name_run_folder(state, tree, run)
     workspace = find_workspace(own, tree, run)
     if workspace is None:
         return None
     return CopiedWorkspace(
         workspace,
         f"{tree}/{run}",
-        read_record(own, CHANGES_FILE, ChangesRecord),
-        read_record(own, APPLIED_FILE, ApplyRecord),
+        read_record(own, ChangesRecord),
+        read_record(own, ApplyRecord),
         live=live,
     )
 
@@ -228,31 +226,10 @@ def _list_run_numbers(state: str, tree: str) -> list[int]:
         raise RetinueError(f"cannot read {folder}: {error.strerror or error}") from None
 
 
-def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.MergePlan:
-    """Plan the apply of these copies to the folder `target`, one after another."""
-    store = copies[0].store
-    plan = merge.plan_changes(target, [(one.start_files, one.end_files) for one in copies], store)
-    if plan.conflicts and any(one.workspace.starts for one in copies):
-        # If the changes of an earlier run were applied meanwhile, only the later changes are new, so plan step by step.
-        in_parts = merge.plan_changes(target, [step for one in copies for step in one.list_steps()], store)
-        return plan if in_parts.conflicts else in_parts
-    return plan
-
-
 def _describe_changes(changes: Sequence[merge.Change]) -> tuple[ChangedFile, ...]:
     before = {change.path: change.old for change in changes if change.old is not None}
     after = {change.path: change.new for change in changes if change.new is not None}
     return tuple(describe_change(change.path, before, after) for change in changes)
-
-
-def carry_out_plan(plan: merge.MergePlan, copies: Sequence[CopiedWorkspace], *, aside: str) -> None:
-    """Apply the plan, all or none, and record the apply for each run. Raises RetinueError on a conflict."""
-    if plan.conflicts:
-        raise RetinueError(CONFLICTS.format(count=len(plan.conflicts), why="\n".join(plan.describe_conflicts())))
-    if plan.changes:
-        atomic_apply.apply_changes(plan.target, plan.changes, copies[0].store, aside=aside)
-    for one in copies:
-        one.record_apply(plan.target)
 
 
 class TargetFolder:
@@ -265,6 +242,25 @@ class TargetFolder:
     def undo_interrupted_apply(self) -> bool:
         """Put back the files that an interrupted apply left half changed. Return True if there was such an apply."""
         return atomic_apply.recover_folder(self._aside, self.path)
+
+    def plan(self, copies: Sequence[CopiedWorkspace]) -> merge.MergePlan:
+        """Plan the apply of these copies, one after another."""
+        store = copies[0].store
+        plan = merge.plan_changes(self.path, [(one.start_files, one.end_files) for one in copies], store)
+        if plan.conflicts and any(one.workspace.starts for one in copies):
+            # If the changes of an earlier run were applied meanwhile, only the later changes are new, so plan by steps.
+            in_parts = merge.plan_changes(self.path, [step for one in copies for step in one.list_steps()], store)
+            return plan if in_parts.conflicts else in_parts
+        return plan
+
+    def carry_out(self, plan: merge.MergePlan, copies: Sequence[CopiedWorkspace]) -> None:
+        """Apply the plan, all or none, and record the apply for each run. Raises RetinueError on a conflict."""
+        if plan.conflicts:
+            raise RetinueError(CONFLICTS.format(count=len(plan.conflicts), why="\n".join(plan.describe_conflicts())))
+        if plan.changes:
+            atomic_apply.apply_changes(self.path, plan.changes, copies[0].store, aside=self._aside)
+        for one in copies:
+            one.record_apply(self.path)
 
     def plan_apply(self, tree: str, copies: Sequence[CopiedWorkspace]) -> ApplyPlan:
         """Return the plan to apply the changes of these copies, for the person who approves it."""
@@ -280,7 +276,7 @@ class TargetFolder:
         )
         if unfinished or not left:
             return about
-        plan = plan_apply(left, self.path)
+        plan = self.plan(left)
         return msgspec.structs.replace(
             about,
             diff=plan.diff.decode("utf-8", "backslashreplace"),
@@ -295,10 +291,10 @@ class TargetFolder:
         for one in copies:
             if why := one.explain_nothing_to_apply():
                 raise RetinueError(why)
-        plan = plan_apply(copies, self.path)
+        plan = self.plan(copies)
         if plan.digest != digest:
             raise RetinueError(STALE)
-        carry_out_plan(plan, copies, aside=self._aside)
+        self.carry_out(plan, copies)
 
     def apply(self, one: CopiedWorkspace) -> Sequence[ChangedFile]:
         """Apply the changes of one copy, whatever they are. Returns the changes to this folder, up to the list
@@ -309,6 +305,6 @@ class TargetFolder:
         if why:
             return ()
         self.undo_interrupted_apply()
-        plan = plan_apply([one], self.path)
-        carry_out_plan(plan, [one], aside=self._aside)
+        plan = self.plan([one])
+        self.carry_out(plan, [one])
         return _describe_changes(plan.changes[:LISTED])

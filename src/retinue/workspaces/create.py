@@ -1,21 +1,22 @@
 """Creating copied workspaces: the files of another folder, plus a separate `.git` for a `worktree`.
 
 A `copy` has everything but `.git` folders and our own state. A `worktree` has the files that git sees (tracked, and
-untracked but not ignored) in their current state, and a clone that reads the project's objects by path. In both,
-ignored files never count as changes. Submodules and nested repositories are copied as plain files.
+untracked but not ignored) in their current state, and a clone of the repository. In both, ignored files never count as
+changes. Submodules and nested repositories are copied as plain files.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import ConfigError, Failed, RetinueError
@@ -24,24 +25,22 @@ from retinue.core.limits import MIB, WORKSPACE_MIB
 from retinue.core.plans import Job
 from retinue.core.ports import Emit
 from retinue.files.atomic import create_folder, move_folder
-from retinue.files.content import read_small_file
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
 from retinue.workspaces import git
+from retinue.workspaces.clone import Clone, make_clone
 from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.ignores import Ignores
-from retinue.workspaces.run_folders import NOT_A_REPOSITORY, RunFolders
+from retinue.workspaces.run_folders import NOT_A_REPOSITORY, RunFolders, find_state_folder
 from retinue.workspaces.store import ContentNames, Files, Import, Store, find_store
 from retinue.workspaces.walk import Skipped, Walker, display_path
 from retinue.workspaces.workspace import (
-    APPLIED_FILE,
-    CHANGES_FILE,
-    WORKSPACE_FILE,
     ApplyRecord,
+    ChangesRecord,
     Workspace,
-    WorkspaceRecord,
     is_empty_folder,
     read_record,
+    remove_record,
     write_record,
 )
 
@@ -59,27 +58,17 @@ CONTINUED_GONE = (
     "the workspace of the run that this one continues is gone: {path}; apply its changes (`retinue apply {run}`) and "
     "start a new run instead"
 )
-REMEMBERED = 64
 CLOSE_SECONDS = 10.0
 STOP_SECONDS = 2.0
-MAX_ALTERNATES_DEPTH = 5  # the same limit as git's
-MAX_GIT_FILE_BYTES = 1024 * 1024
-_OBJECTS_NAME = re.compile(r"[0-9a-f]{2}|info|pack|tmp[_-].*|incoming-.*|[a-z-]+\.lock")
-_ESCAPE = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
-_LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 
 T = TypeVar("T")
 
 
 class Workspaces:
-    """The copied workspaces of a process. Each is created once, in a thread.
-
-    Remembers the store of each tree, so that eight copies of a project are stored once."""
+    """The copied workspaces of a process. Each is created once, in a thread."""
 
     def __init__(self, *, max_mib: int = WORKSPACE_MIB) -> None:
         self._limit = max_mib * MIB
-        self._stores: dict[str, Store] = {}
-        self._lock = threading.Lock()
         self._creations: dict[str, _WorkspaceCreation] = {}
         self._tasks = TaskOwner(on_error=lambda _: None)  # the caller that awaits a task gets its exception
 
@@ -143,10 +132,8 @@ class Workspaces:
             FolderCopier(str(partial_copy), ContentNames(), CopyBudget(self._limit)).copy(walker)
             return True
 
-        try:
+        with _explain_budget(self._limit):
             create_folder(folders.path, fill)
-        except BudgetExceeded as error:
-            raise RetinueError(TOO_LARGE.format(limit=self._limit // MIB, path=display_path(error.path))) from None
         return walker.skipped
 
     def prepare(self, workspace: Workspace, stop: threading.Event) -> Skipped:
@@ -155,30 +142,20 @@ class Workspaces:
         A workspace from an earlier process is reused. A partial one is created again. A missing one is an error,
         because in an empty folder all files would seem to be deleted. The workspaces of a tree are created one after
         another, so that shared content is stored once."""
-        if read_record(workspace.own, WORKSPACE_FILE, WorkspaceRecord) is not None:
+        if read_record(workspace.own, Workspace) is not None:
             if is_empty_folder(workspace.path) and find_store(workspace.own).list_files(workspace.base):
                 raise RetinueError(GONE.format(path=workspace.path))
-            for name in (CHANGES_FILE, APPLIED_FILE):  # records from before the run was resumed
-                Path(workspace.own, name).unlink(missing_ok=True)
+            remove_record(workspace.own, ChangesRecord)  # from before the run was resumed
+            remove_record(workspace.own, ApplyRecord)
             return Skipped()
         if Path(workspace.path).is_dir() and not Path(workspace.path).is_symlink():
             remove_tree(workspace.path)
-        with self._lock:
-            if workspace.tree not in self._stores and len(self._stores) >= REMEMBERED:
-                self._stores.clear()
-            store = self._stores.setdefault(workspace.tree, find_store(workspace.own))
         make_private_folder(workspace.own)
-        store.ensure_created()
-        source, continued = workspace.source_workspace, workspace.continued
-        if continued is not None:
-            known: Files | None = find_store(continued.own).list_files(continued.base)
-            if known and is_empty_folder(continued.path):
-                raise RetinueError(CONTINUED_GONE.format(path=continued.path, run=f"{continued.tree}/{continued.run}"))
-        else:
-            known = None if source is None else store.list_files(source.base)
+        store = find_store(workspace.own)
         with store.hold(stop):
-            record, skipped = create_workspace(workspace, store, known=known, limit=self._limit, stop=stop)
-        write_record(workspace.own, WORKSPACE_FILE, record)
+            store.ensure_created()
+            made, skipped = create_workspace(workspace, store, limit=self._limit, stop=stop)
+        write_record(workspace.own, made)
         return skipped
 
 
@@ -208,64 +185,75 @@ class _WorkspaceCreation:
 
 
 def create_workspace(
-    workspace: Workspace, store: Store, *, known: Files | None, limit: int, stop: threading.Event
-) -> tuple[WorkspaceRecord, Skipped]:
-    """Create the workspace and store its first state. Returns its record and the skipped entries.
+    workspace: Workspace, store: Store, *, limit: int, stop: threading.Event
+) -> tuple[Workspace, Skipped]:
+    """Create a planned workspace and store its first state. Returns the created workspace and the skipped entries.
 
-    `known` holds the first files of the workspace that this one copies or continues, if any. Removes the workspace
-    again if an error occurs."""
-    project, is_worktree = workspace.project, workspace.kind == "worktree"
+    Removes the workspace again if an error occurs."""
+    project, is_worktree, continued = workspace.project, workspace.kind == "worktree", workspace.continued
     repository = git.find_repository(project)
     if is_worktree and repository is None:
         text = BROKEN_REPOSITORY if os.path.lexists(f"{project}/.git") else NOT_A_REPOSITORY
         raise ConfigError(text.format(project=project))
-    continued = workspace.continued
+    known = _list_known_files(workspace, store)
     start = workspace.source if continued is None else continued.path
     foreign = start != project
-    tracked = git.list_tracked(project) if repository is not None and not foreign else list(known or ())
+    tracked = git.list_tracked(project) if repository is not None and not foreign else known
+    starts, clone = 0, Clone()
     make_private_folder(workspace.path)
-    try:
-        state = Path(workspace.own).parents[2].stat()  # the state folder may be inside the project, under any name
-        with Ignores(tracked, repository) as ignores, Import(store) as into:
-            walker = Walker(
-                start,
-                ignored=ignores,
-                inside_ignored=not is_worktree or continued is not None,
-                foreign=foreign,
-                never={(state.st_dev, state.st_ino)},
-                stop=stop,
-            )
-            files = FolderCopier(workspace.path, into, CopyBudget(limit)).copy(walker)
-            starts = 0
-            if continued is not None and read_record(continued.own, APPLIED_FILE, ApplyRecord) is None:
-                starts = _import_starts(workspace, continued, into, files)
-                files = _import_files(continued, continued.base, into)
-            into.add_tree(workspace.base, files)
-            if is_worktree and ignores.gave_up and continued is None:  # the copy has files that should be ignored
-                raise RetinueError(SLOW_PATTERNS)
-        objects: tuple[str, ...] = ()
-        foreign_objects: tuple[str, ...] = ()
-        if is_worktree and repository is not None:
-            objects = _find_object_folders(repository.objects)
-            foreign_objects = _find_foreign_objects(objects, repository, project)
-            _make_repository(workspace.path, project, repository, objects)
-    except BaseException as error:
-        remove_tree(workspace.path)
-        if isinstance(error, BudgetExceeded):
-            raise RetinueError(TOO_LARGE.format(limit=limit // MIB, path=display_path(error.path))) from None
-        if isinstance(error, OSError):
+    with ExitStack() as undo, _explain_budget(limit):
+        undo.callback(remove_tree, workspace.path)
+        try:
+            state = find_state_folder(workspace.own).stat()  # it may be inside the project, under any name
+            with Ignores(tracked, repository) as ignores, Import(store) as into:
+                walker = Walker(
+                    start,
+                    ignored=ignores,
+                    inside_ignored=not is_worktree or continued is not None,
+                    foreign=foreign,
+                    never={(state.st_dev, state.st_ino)},
+                    stop=stop,
+                )
+                files = FolderCopier(workspace.path, into, CopyBudget(limit)).copy(walker)
+                if continued is not None and read_record(continued.own, ApplyRecord) is None:
+                    starts = _import_starts(workspace, continued, into, files)
+                    files = _import_files(continued, continued.base, into)
+                into.add_tree(workspace.base, files)
+                if is_worktree and ignores.gave_up and continued is None:  # it has files that should be ignored
+                    raise RetinueError(SLOW_PATTERNS)
+            if is_worktree and repository is not None:
+                clone = make_clone(workspace.path, project, repository)
+        except OSError as error:
             raise RetinueError(f"cannot make the workspace {workspace.path}: {error.strerror or error}") from error
-        raise
-    record = WorkspaceRecord(
-        kind=workspace.kind,
-        path=workspace.path,
-        source=workspace.source,
-        project=project,
-        objects=objects,
-        foreign_objects=foreign_objects,
+        undo.pop_all()
+    made = msgspec.structs.replace(
+        workspace,
+        source_workspace=None,
+        continued=None,
         starts=starts,
+        objects=clone.objects,
+        foreign_objects=clone.foreign_objects,
     )
-    return record, walker.skipped
+    return made, walker.skipped
+
+
+@contextmanager
+def _explain_budget(limit: int) -> Iterator[None]:
+    try:
+        yield
+    except BudgetExceeded as error:
+        raise RetinueError(TOO_LARGE.format(limit=limit // MIB, path=display_path(error.path))) from None
+
+
+def _list_known_files(workspace: Workspace, store: Store) -> Files:
+    """Return the first files of the workspace that this one continues or copies, if any."""
+    continued, source = workspace.continued, workspace.source_workspace
+    if continued is None:
+        return {} if source is None else store.list_files(source.base)
+    known = find_store(continued.own).list_files(continued.base)
+    if known and is_empty_folder(continued.path):
+        raise RetinueError(CONTINUED_GONE.format(path=continued.path, run=f"{continued.tree}/{continued.run}"))
+    return known
 
 
 def _import_starts(workspace: Workspace, continued: Workspace, into: Import, files: Files) -> int:
@@ -284,102 +272,3 @@ def _import_files(workspace: Workspace, ref: str, into: Import) -> Files:
         if not into.has_content(stored.oid):
             into.add_bytes(store.read_content(stored.oid))
     return files
-
-
-def _make_repository(workspace: str, project: str, repository: git.Repository, objects: tuple[str, ...]) -> None:
-    """Create a `.git` in a workspace that no run has touched yet, without remotes, hooks or custom settings."""
-    folder = f"{workspace}/.git"
-    words = ("init", "-q", "--template=", f"--object-format={repository.format}", workspace)
-    git.run_in_store(*words, git_dir=folder, cwd=workspace)
-    info = Path(folder, "objects", "info")
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "alternates").write_bytes(b"".join(_quote_alternate(os.fsencode(path)) + b"\n" for path in objects))
-    with suppress(FileNotFoundError):
-        Path(folder, "shallow").write_bytes(read_small_file(repository.shallow, MAX_GIT_FILE_BYTES))
-    whole = not repository.prefix
-    head = repository.head if whole else _commit_subfolder(project, repository, folder)
-    if whole and head:
-        kinds = ("refs/heads", "refs/tags")
-        refs = git.run_in_project("for-each-ref", "--format=%(objectname) %(refname)", *kinds, project=project)
-        Path(folder, "packed-refs").write_bytes(b"# pack-refs with: \n" + refs)
-    if repository.branch:
-        git.run_in_store("symbolic-ref", "HEAD", repository.branch, git_dir=folder)
-    if head:
-        git.run_in_store("update-ref", *(() if repository.branch else ("--no-deref",)), "HEAD", head, git_dir=folder)
-        git.run_in_store("read-tree", head, git_dir=folder, cwd=workspace)
-
-
-def _commit_subfolder(project: str, repository: git.Repository, folder: str) -> str:
-    """Create a commit with the content of a project that is a subfolder of a repository. Returns its hash.
-
-    The commit replaces the repository's history. Returns "" if HEAD has no such folder."""
-    if not repository.head:
-        return ""
-    place = repository.prefix.rstrip("/")
-    words = ("rev-parse", "--verify", "--quiet", f"{repository.head}:{place}")
-    tree = git.run_in_project(*words, project=project, good=(0, 1)).decode().strip()
-    if not tree:
-        return ""
-    message = f"{place} at {repository.head}"
-    return git.run_in_store("commit-tree", tree, "-m", message, git_dir=folder).decode().strip()
-
-
-def _find_object_folders(objects: str) -> tuple[str, ...]:
-    """Return the object folder and all its alternates, without duplicates and with links resolved.
-
-    A repository cloned with `--shared` or `--reference` also reads the objects of another repository, which may do the
-    same. These folders are mounted into the sandbox, so each must look like an object folder."""
-    found = {os.path.realpath(objects): None}
-    layer = list(found)
-    for depth in range(MAX_ALTERNATES_DEPTH):
-        layer = [path for folder in layer for path in _read_alternates(folder, relative=not depth) if path not in found]
-        found |= dict.fromkeys(layer)
-    return tuple(found)
-
-
-def _find_foreign_objects(objects: Sequence[str], repository: git.Repository, project: str) -> tuple[str, ...]:
-    """Return the object folders that are neither in the project nor part of its own repository.
-
-    The files of a clone can name any repository of the user's as an alternate."""
-    own = os.path.realpath(repository.objects) if repository.is_own else None
-    inside = f"{os.path.realpath(project)}/"
-    return tuple(path for path in objects if path != own and not path.startswith(inside))
-
-
-def _read_alternates(objects: str, *, relative: bool) -> Iterator[str]:
-    try:
-        named = read_small_file(f"{objects}/info/alternates", MAX_GIT_FILE_BYTES, follow=True).split(b"\n")
-    except OSError:
-        return
-    for line in named:
-        if not line or line.startswith(b"#") or b"\0" in _unquote_alternate(line):
-            continue
-        path = os.fsdecode(_unquote_alternate(line))
-        if (path.startswith("/") or relative) and _is_objects(real := os.path.realpath(os.path.join(objects, path))):  # noqa: PTH118
-            yield real
-
-
-def _is_objects(folder: str) -> bool:
-    try:
-        names = [path.name for path in Path(folder).iterdir()]
-    except OSError:
-        return False
-    return "pack" in names and all(map(_OBJECTS_NAME.fullmatch, names))
-
-
-def _quote_alternate(path: bytes) -> bytes:
-    """Return a path as a line of an alternates file, quoted if git could misread it."""
-    if not path.startswith((b"#", b'"')) and b"\n" not in path:
-        return path
-    return git.quote_path(path)
-
-
-def _unquote_alternate(line: bytes) -> bytes:
-    if not (line.startswith(b'"') and line.endswith(b'"') and len(line) > 1):
-        return line
-    return _ESCAPE.sub(_unescape, line[1:-1])
-
-
-def _unescape(found: re.Match[bytes]) -> bytes:
-    letter = found[1]
-    return bytes([int(letter, 8) & 0xFF]) if letter.isdigit() and len(letter) == 3 else _LETTERS.get(letter, letter)

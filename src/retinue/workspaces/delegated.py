@@ -39,7 +39,7 @@ from retinue.files.trees import remove_tree, walk_tree
 from retinue.workspaces.capture import capture_folder, list_changed_paths, read_current_at
 from retinue.workspaces.copy_tree import PUBLIC_MODES, BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.store import ContentNames, Files, StoredFile
-from retinue.workspaces.walk import LINK_MODE, Skipped, Walker, display_path
+from retinue.workspaces.walk import EXECUTABLE_MODE, LINK_MODE, Skipped, Walker, display_path
 
 MAX_BYTES = 1024**3
 MAX_FILES = 50_000
@@ -292,7 +292,7 @@ class _ChangeTransfer:
                     with suppress(OSError):
                         found = read_current_at(folder, name, ContentNames())
 
-                mode = 0o755 if stored.mode == "100755" else 0o644
+                mode = 0o755 if stored.mode == EXECUTABLE_MODE else 0o644
                 with open_replacement(name, dir_fd=folder, mode=mode, before_rename=look) as fd:
                     if os.geteuid() == 0:  # files written by root must belong to the folder's owner
                         owner = os.fstat(self._target)

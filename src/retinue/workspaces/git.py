@@ -165,24 +165,23 @@ def find_repository(project: str) -> Repository | None:
     """Return the repository that contains the project. None if git finds none, or would block on a FIFO in it."""
     if _has_special_file(project):
         return None
-    shown = ("--show-prefix", "--show-object-format", "--show-toplevel", "--absolute-git-dir")
-    words = ("rev-parse", "--is-inside-work-tree", *shown)
+    words = ("--is-inside-work-tree", "--show-prefix", "--show-object-format", "--show-toplevel", "--absolute-git-dir")
+    paths = [word for name in ("objects", "shallow", "info/exclude") for word in ("--git-path", name)]
     try:
-        inside, prefix, kind, top, folder, *_ = (
-            run_in_project(*words, project=project).decode("utf-8", "surrogateescape").split("\n")
-        )
+        inside, prefix, kind, top, folder, *found = _ask_git("rev-parse", *words, *paths, project=project).split("\n")
+        objects, shallow, exclude = (os.path.join(project, path) for path in found[-3:])  # noqa: PTH118 - bytes in it
     except (RetinueError, ValueError):
         return None
     if inside != "true":
         return None
     return Repository(
         prefix=prefix,
-        objects=_ask_path("objects", project),
+        objects=objects,
         format=kind,
-        head=_ask_word("rev-parse", "--verify", "--quiet", "HEAD^{commit}", project=project),
-        branch=_ask_word("symbolic-ref", "--quiet", "HEAD", project=project),
-        shallow=_ask_path("shallow", project),
-        excludes=(_ask_path("info/exclude", project), _find_excludes_file(project)),
+        head=_ask_git("rev-parse", "--verify", "--quiet", "HEAD^{commit}", project=project),
+        branch=_ask_git("symbolic-ref", "--quiet", "HEAD", project=project),
+        shallow=shallow,
+        excludes=(exclude, _find_excludes_file(project)),
         above=tuple(_list_gitignores_above(project, prefix)),
         top=top,
         folder=folder,
@@ -219,16 +218,13 @@ def list_tracked(project: str) -> list[str]:
     ]
 
 
-def _ask_word(*words: str, project: str) -> str:
+def _ask_git(*words: str, project: str) -> str:
+    """Return the answer of git about the user's repository, or "" if there is none."""
     return run_in_project(*words, project=project, good=(0, 1)).decode("utf-8", "surrogateescape").strip("\n")
 
 
-def _ask_path(name: str, project: str) -> str:
-    return os.path.join(project, _ask_word("rev-parse", "--git-path", name, project=project))  # noqa: PTH118 - bytes in it
-
-
 def _find_excludes_file(project: str) -> str:
-    named = _ask_word("config", "--type=path", "core.excludesFile", project=project)
+    named = _ask_git("config", "--type=path", "core.excludesFile", project=project)
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
     return named or f"{base}/git/ignore"
 

@@ -22,7 +22,7 @@ from retinue.files.trees import walk_tree
 from retinue.workspaces import git
 from retinue.workspaces.capture import list_changed_paths, read_current
 from retinue.workspaces.store import Files, Import, Store, StoredFile
-from retinue.workspaces.walk import LINK_MODE, display_path
+from retinue.workspaces.walk import EXECUTABLE_MODE, LINK_MODE, PLAIN_MODE, display_path
 
 MERGE_BYTES = 16 * 1024 * 1024
 SNIFF_BYTES = 8000
@@ -186,7 +186,7 @@ def _explain_refusal(change: Change, target: str, store: Store, planned: set[str
         inside = os.path.normpath("/".join([*change.path.split("/")[:-1], leads_to])).split("/")
         is_inside = not leads_to.startswith("/") and inside[0] != ".." and not any(map(is_reserved_name, inside))
         return "" if is_inside else f"is a link that leads out of the project, to {display_path(leads_to)}"
-    return "" if change.new.mode in ("100644", "100755") else "is neither a file nor a link"
+    return "" if change.new.mode in (PLAIN_MODE, EXECUTABLE_MODE) else "is neither a file nor a link"
 
 
 def is_allowed_path(path: str) -> bool:

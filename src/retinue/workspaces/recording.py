@@ -19,7 +19,7 @@ from retinue.workspaces.ignores import Ignores
 from retinue.workspaces.run_folders import RunFolders
 from retinue.workspaces.store import ContentNames, Files, Import, Store, find_store
 from retinue.workspaces.walk import Skipped, Walker
-from retinue.workspaces.workspace import CHANGES_FILE, ChangesRecord, Workspace, find_workspace, write_record
+from retinue.workspaces.workspace import ChangesRecord, Workspace, find_workspace, write_record
 
 LISTED = 200
 SNAPSHOT_BYTES = 64 * MIB
@@ -37,7 +37,7 @@ def record_changes(workspace: Workspace) -> tuple[ChangesRecord, set[str]]:
     changed = list_changed_paths(base, end)
     listed = tuple(describe_change(path, base, end) for path in changed[:LISTED])
     record = ChangesRecord(files=listed, count=len(changed), skipped=str(skipped))
-    write_record(workspace.own, CHANGES_FILE, record)
+    write_record(workspace.own, record)
     return record, {path for path in changed if path in end}
 
 
@@ -69,7 +69,7 @@ def publish_so_far(folders: RunFolders, label: str, run: int) -> tuple[str, str]
             return "", ""
     target = f"{folders.snapshots}/{_name_snapshot(label, run)}"
     remove_tree(target)  # left by an earlier process that was stopped here
-    warning = publish_snapshot(folders.path, folders.snapshots, label, run, only=only)
+    warning = publish_snapshot(folders, label, run, only=only)
     return warning, target if Path(target).is_dir() else ""
 
 
@@ -80,16 +80,16 @@ def _name_snapshot(label: str, run: int) -> str:
     return name if name and name == label else f"{name or 'run'}-{run}"
 
 
-def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, only: set[str] | None = None) -> str:
-    """Copy the files of a workspace, or `only` these, to the snapshots folder, where the run's siblings can read them.
+def publish_snapshot(folders: RunFolders, label: str, run: int, *, only: set[str] | None = None) -> str:
+    """Copy the files of a run, or `only` these, to the snapshots folder, where the run's siblings can read them.
 
     Returns a warning, or "". The snapshot appears complete or not at all."""
     name = _name_snapshot(label, run)
-    target = Path(make_private_folder(snapshots), name)
+    target = make_private_folder(folders.snapshots) / name
     if os.path.lexists(target):
         target = target.with_name(f"{name}-{run}")
     wanted = None if only is None else list_all_prefixes(only)
-    walker = Walker(workspace, foreign=True, ignored=lambda entry: wanted is not None and entry.path not in wanted)
+    walker = Walker(folders.path, foreign=True, ignored=lambda entry: wanted is not None and entry.path not in wanted)
 
     def fill(partial: Path) -> bool:
         if not FolderCopier(str(partial), ContentNames(), CopyBudget(SNAPSHOT_BYTES)).copy(walker):

@@ -21,7 +21,7 @@ from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import WorkspaceName
 from retinue.core.secrets import clean_text
 from retinue.files.opening import AnyPath, RefusedFile, stat_real
-from retinue.files.private import ensure_private_folder, make_private_folder, open_private_file, write_private_file
+from retinue.files.private import make_private_folder, open_private_file, write_private_file
 from retinue.files.reserved import find_git_root
 from retinue.files.scratch import make_scratch_name
 from retinue.files.trees import measure_folder, remove_tree, remove_whole_tree
@@ -39,7 +39,6 @@ class StateFolder:
         self.temporary = folder is None
         self.folder = folder or Path(tempfile.gettempdir()) / make_scratch_name()
         self.project = str(project)
-        self._runs = str(self.folder / "runs")
 
     @cached_property
     def in_repository(self) -> bool:
@@ -53,14 +52,14 @@ class StateFolder:
             raise ConfigError(NOT_A_REPOSITORY.format(project=self.project))
 
     def tree_folder(self, tree: str) -> str:
-        return f"{self._runs}/{tree}"
+        return f"{self.folder}/runs/{tree}"
 
     def run_folder(self, tree: str, run: int) -> str:
-        return f"{self._runs}/{tree}/{run}"
+        return name_run_folder(self.folder, tree, run)
 
     def snapshots(self, tree: str) -> str:
         """Return the shared folder of a tree from which runs read the files of their siblings."""
-        return f"{self._runs}/{tree}/snapshots"
+        return f"{self.tree_folder(tree)}/snapshots"
 
     def remove_temporary(self) -> None:
         if self.temporary:
@@ -115,7 +114,7 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
     def make_named_folder(self) -> None:
         """Create the folder of the workspace, because others are told its path. Does not count as a use of the
         workspace."""
-        ensure_private_folder(self.path)
+        make_private_folder(self.path)
 
     def resolve_for_peer(self) -> tuple[str, list[str]]:
         """Return the real paths of the workspace and of the existing folders that the run may read."""
@@ -200,6 +199,16 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
             why = getattr(error, "strerror", None) or str(error)
             return f"{head}\n[... {len(data)} bytes in all; the rest is not kept: {why} ...]", ""
         return f"{head}\n[... {len(data)} bytes in all; whole text in {path} ...]", str(path)
+
+
+def name_run_folder(state: AnyPath, tree: str, run: int) -> str:
+    """Return the path of the folder of a run, in the state folder `state`."""
+    return f"{state}/runs/{tree}/{run}"
+
+
+def find_state_folder(own: AnyPath) -> Path:
+    """Return the state folder that a run's folder is in."""
+    return Path(own).parents[2]
 
 
 def find_tree_folder(state: AnyPath, tree: str) -> Path | None:

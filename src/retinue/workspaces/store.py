@@ -14,6 +14,7 @@ import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
@@ -50,35 +51,32 @@ class Store:
         self.folder = folder
         self._known: set[str] = set()
         self._lock = threading.Lock()
-        self._turn = threading.Lock()
 
     def ensure_created(self) -> Store:
-        with self._lock:
-            if not Path(self.folder, "HEAD").exists():
-                make_private_folder(self.folder)
-                words = ("init", "-q", "--bare", "--template=", "--object-format=sha1", self.folder)
-                git.run_in_store(*words, git_dir=self.folder)
-                Path(self.folder, "info").mkdir(exist_ok=True)
-                Path(self.folder, "info", "attributes").write_text(_ATTRIBUTES)
+        if not Path(self.folder, "HEAD").exists():
+            make_private_folder(self.folder)
+            words = ("init", "-q", "--bare", "--template=", "--object-format=sha1", self.folder)
+            git.run_in_store(*words, git_dir=self.folder)
+            Path(self.folder, "info").mkdir(exist_ok=True)
+            Path(self.folder, "info", "attributes").write_text(_ATTRIBUTES)
         return self
 
     @contextmanager
     def hold(self, stop: threading.Event) -> Iterator[None]:
         """Hold the store's exclusive lock. Raises RetinueError if `stop` is set while waiting for the lock."""
-        while not self._turn.acquire(timeout=WAIT_SECONDS):
+        while not self._lock.acquire(timeout=WAIT_SECONDS):
             if stop.is_set():
                 raise RetinueError("stopped")
         try:
             yield
         finally:
-            self._turn.release()
+            self._lock.release()
 
     def has_content(self, oid: str) -> bool:
         return oid in self._known
 
     def add_known(self, oids: Iterable[str]) -> None:
-        with self._lock:
-            self._known.update(oids)
+        self._known.update(oids)
 
     def list_files(self, ref: str) -> Files:
         """Return all files of the tree at `ref`."""
@@ -118,7 +116,17 @@ class Store:
 
 def find_store(own: str) -> Store:
     """Return the store of the tree that a run's folder belongs to."""
-    return Store(str(Path(own).parent / STORE))
+    with _finding:
+        return _open_store(str(Path(own).parent / STORE))
+
+
+_finding = threading.Lock()  # so that threads that look for a store at once get the same one
+
+
+@lru_cache(64)
+def _open_store(folder: str) -> Store:
+    """Return a store. It remembers its contents, so that eight copies of a project are stored once."""
+    return Store(folder)
 
 
 class Contents(Protocol):

@@ -21,7 +21,8 @@ from retinue.files.state_owner import is_state_listing
 DEEPEST = 256
 MOST = 1_000_000
 LISTED = 20
-LINK_MODE = "120000"
+# How git writes modes.
+LINK_MODE, EXECUTABLE_MODE, PLAIN_MODE = "120000", "100755", "100644"
 HARD_LINKED = "also a file elsewhere, by a hard link"
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
@@ -45,8 +46,13 @@ class FolderEntry(NamedTuple):
 
     @property
     def mode(self) -> str:
-        """Return the mode in git's notation."""
-        return LINK_MODE if self.is_link else "100755" if self.status.st_mode & 0o100 else "100644"
+        """Return the mode as git writes it."""
+        return LINK_MODE if self.is_link else find_file_mode(self.status)
+
+
+def find_file_mode(status: os.stat_result) -> str:
+    """Return the mode of a regular file as git writes it."""
+    return EXECUTABLE_MODE if status.st_mode & 0o100 else PLAIN_MODE
 
 
 @dataclass

@@ -7,7 +7,6 @@ gets no more events.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,19 +19,19 @@ from retinue.files.atomic import replace_file
 from retinue.files.content import read_small_file
 from retinue.files.private import make_private_folder
 
-WORKSPACE_FILE, CHANGES_FILE, APPLIED_FILE = "workspace.json", "changes.json", "applied.json"
 MAX_RECORD_BYTES = 256 * 1024 * 1024
-S = TypeVar("S", bound=msgspec.Struct)
 
 
-@dataclass(frozen=True)
-class Workspace:
-    """A workspace that is a copy.
+class Workspace(msgspec.Struct, frozen=True):
+    """A workspace that is a copy, planned or created.
 
     `own` is the run's folder, `source` the copied folder. `source_workspace` describes the source if it is a copied
     workspace too. `continued` is the workspace of the run that this run continues: this workspace starts with its
-    files, and its unapplied changes count as changes here. `starts` is the number of runs continued in this way; the
-    state that each of them left is stored too."""
+    files, and its unapplied changes count as changes here.
+
+    The rest is known once the workspace was created. `starts` is the number of runs continued in this way; the state
+    that each of them left is stored too. `objects` lists folders that the workspace's git reads and a sandbox has to
+    mount. Of these, `foreign_objects` may belong to another repository."""
 
     kind: str
     tree: str
@@ -44,6 +43,8 @@ class Workspace:
     source_workspace: Workspace | None = None
     continued: Workspace | None = None
     starts: int = 0
+    objects: tuple[str, ...] = ()
+    foreign_objects: tuple[str, ...] = ()
 
     @property
     def base(self) -> str:
@@ -67,41 +68,16 @@ class Workspace:
         return f"refs/runs/{self.run}/end"
 
 
-class WorkspaceRecord(msgspec.Struct, frozen=True):
-    """The record of how a workspace was created.
-
-    `objects` lists folders that the workspace's git reads and a sandbox has to mount. Of these, `foreign_objects` may
-    belong to another repository."""
-
-    kind: str
-    path: str
-    source: str
-    project: str
-    objects: tuple[str, ...] = ()
-    foreign_objects: tuple[str, ...] = ()
-    starts: int = 0
-
-
 def find_workspace(own: str, tree: str, run: int) -> Workspace | None:
-    """Return the copied workspace of a run, or None if the run had none."""
-    made = read_record(own, WORKSPACE_FILE, WorkspaceRecord)
-    if made is None:
-        return None
-    return Workspace(
-        kind=made.kind,
-        tree=tree,
-        run=run,
-        own=own,
-        path=made.path,
-        source=made.source,
-        project=made.project,
-        starts=made.starts,
-    )
+    """Return the copied workspace of a run, or None if the run had none. The project, and `own` with it, may have been
+    moved since the workspace was created."""
+    made = read_record(own, Workspace)
+    return None if made is None else msgspec.structs.replace(made, tree=tree, run=run, own=own)
 
 
 def find_workspace_kind(own: str) -> WorkspaceName | None:
     """Return the kind of the workspace in a run's folder, or None if the workspace has no files."""
-    made = read_record(own, WORKSPACE_FILE, WorkspaceRecord)
+    made = read_record(own, Workspace)
     if made is not None:
         return "worktree" if made.kind == "worktree" else "copy"
     return None if is_empty_folder(f"{own}/workspace") else "scratch"
@@ -131,16 +107,26 @@ class ApplyRecord(msgspec.Struct, frozen=True):
     count: int
 
 
-def write_record(own: str, name: str, record: msgspec.Struct) -> None:
+Record = TypeVar("Record", Workspace, ChangesRecord, ApplyRecord)
+_FILES = {Workspace: "workspace.json", ChangesRecord: "changes.json", ApplyRecord: "applied.json"}
+
+
+def write_record(own: str, record: Record) -> None:
     """Write a record into the run's folder, replacing an older record."""
-    replace_file(make_private_folder(own) / name, msgspec.json.encode(record))
+    replace_file(make_private_folder(own) / _FILES[type(record)], msgspec.json.encode(record))
 
 
-def read_record(own: str, name: str, kind: type[S]) -> S | None:
+def read_record(own: str, kind: type[Record]) -> Record | None:
     """Return a record of a run, or None if there is none."""
+    file = f"{own}/{_FILES[kind]}"
     try:
-        return msgspec.json.decode(read_small_file(f"{own}/{name}", MAX_RECORD_BYTES), type=kind)
+        return msgspec.json.decode(read_small_file(file, MAX_RECORD_BYTES), type=kind)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.MsgspecError) as error:
-        raise RetinueError(f"cannot read {own}/{name}: {error}") from None
+        raise RetinueError(f"cannot read {file}: {error}") from None
+
+
+def remove_record(own: str, kind: type[Record]) -> None:
+    """Remove a record of a run, if there is one."""
+    Path(own, _FILES[kind]).unlink(missing_ok=True)
