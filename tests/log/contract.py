@@ -205,6 +205,17 @@ class LogContract:
                 spent = [event async for event in log.read_kind(UsageReported.kind, since=since)]
                 assert len(spent) == wanted and all(event.at >= since for event in spent)
 
+    async def test_a_log_that_nobody_has_written_is_empty(self, backend: Backend) -> None:
+        reader, problems = backend.reader(), list[LogError]()
+        assert await reader.list_trees(problems.append) == await reader.list_trees(only="live") == []
+        assert await reader.find_runs("a", problems.append) == await reader.read_runs(["t1"], problems.append) == []
+        assert await reader.read("t1") == await reader.read_lines("t1") == []
+        assert [event async for event in reader.read_kind(RunSpawned.kind, problems.append)] == []
+        assert (await reader.count_trees(), await reader.check_health(problems.append), problems) == (0, "", [])
+        with pytest.raises(NotFound, match="there is no tree 't1'"):
+            await reader.read_status("t1")
+        await reader.adopt_events()
+
     # Trees
 
     async def test_trees_are_listed_newest_first_whatever_their_ids(self, backend: Backend) -> None:

@@ -572,7 +572,10 @@ def ignore_problem(_: LogError) -> None:
 class LogReader(Protocol):
     """A reader of the trees of a project, whichever process writes them. It also removes old trees. It waits for no
     writer and sees only committed events. If a part of the log cannot be read, it calls `on_problem` and reads the
-    rest. A `gap` with the code `damaged` takes the place of damaged events of a tree."""
+    rest. A `gap` with the code `damaged` takes the place of damaged events of a tree.
+
+    Nobody closes a reader, so it holds no file and no connection open between two calls. A log that nobody has written
+    yet is empty."""
 
     @property
     def location(self) -> str:
@@ -641,7 +644,7 @@ class LogReader(Protocol):
 class Log(LogReader, Protocol):
     """The log of one process, which also appends events and shows them to watchers in this process, without waiting
     for any watcher. Each tree has a single writing process. `ahead` is True if a run may ask its model before its
-    first event is written.
+    first event is written. The log is opened in the event loop whose tasks append to it; opening may block for a moment.
 
     Events of one tree, appended in a row without a return to the event loop, are written together: after a crash, a
     failed write or a loss, the log has all of them or none. After a LogError a later wait may succeed: unwritten events

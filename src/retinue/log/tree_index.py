@@ -1,7 +1,7 @@
 """The index of a log: one row per tree and per run, with all data for lists and lookups.
 
-The index folds written events into rows, so lists seldom read events. It knows no files: `schema` stores the rows. The
-same fold can rebuild them from the events alone.
+The index folds written events into rows, so lists seldom read events. It knows no files: the log stores the rows, as
+`schema` does. The same fold can rebuild them from the events alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from retinue.log.runs import RunView, make_view
 class TreeRow(Struct, eq=False, gc=False):
     """The state of a tree. `root` is the run whose ending ends the tree: the primary, or a run that continues the tree
     after the primary ended. `gone_at` is the time of the newest event other than `run.resumed`, `last_batch` the batch
-    of the newest event."""
+    of the newest event, in a log that numbers its batches."""
 
     tree: str
     spawned_at: float
@@ -101,8 +101,9 @@ class TreeIndex:
         self._changed: dict[str, None] = {}
         self._places: list[tuple[str, int, int]] = []
 
-    def apply(self, events: Iterable[Event], batch: int) -> None:
-        """Fold the events of a batch. Events that the index already contains are skipped."""
+    def apply(self, events: Iterable[Event], batch: int = 0) -> None:
+        """Fold the events of a batch. Events that the index already contains are skipped. `batch` is the number of the
+        batch, higher than those before; a log that does not number its commits has none, and gets no `places`."""
         for event in events:
             tree = self._trees.get(event.tree)
             if tree is None:
@@ -110,10 +111,10 @@ class TreeIndex:
                 tree = self._trees[event.tree] = _Tree(row or TreeRow.begin(event))
             if event.seq <= tree.row.last_seq:
                 continue
+            self._changed[event.tree] = None
             if tree.row.last_batch != batch:
                 tree.row.last_batch = batch
                 self._places.append((event.tree, event.seq, batch))
-                self._changed[event.tree] = None
             known = tree.runs.get(event.run) or self._find_run(tree, event)
             if known is not None:
                 view = known[1]
@@ -182,7 +183,7 @@ class TreeIndex:
 def summarize_runs(events: Sequence[Event]) -> list[StoredRun]:
     """Return the runs of a tree as the index has them, computed from its events."""
     index = TreeIndex()
-    index.apply(events, 1)
+    index.apply(events)
     changes = index.list_changes()
     is_reported = any(row.reported for row in changes.trees)
     return [structs.replace(run, is_reported=is_reported) for run in changes.tallied]
