@@ -511,6 +511,21 @@ class DurableLogContract:
                 assert await reader.read("mid") == [make_spawned(tree="mid", at=2.0)]
             assert {event.tree async for event in second.read_kind(RunSpawned.kind)} == {"new", "mid", "old"}
 
+    async def test_writers_in_two_containers_have_different_ids(
+        self, backend: DurableBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each of them may be process 1 of its container, on a machine of the same name."""
+        monkeypatch.setattr("os.getpid", lambda: 1)
+        async with opened(backend) as first, opened(backend) as second:
+            assert first.writer != second.writer
+            for log, tree in ((first, "t1"), (second, "t2")):
+                await write(log, make_spawned(tree=tree))
+            writers = {stored.tree: stored.writer for stored in await backend.reader().list_trees()}
+            assert writers == {"t1": first.writer, "t2": second.writer}
+            with pytest.raises(LogHeld) as held:
+                await second.claim("t1")
+            assert held.value.writer == first.writer
+
     async def test_only_trees_that_their_writer_has_written_are_live(self, backend: DurableBackend) -> None:
         async with opened(backend) as log:
             await write(log, make_spawned(tree="dead"))

@@ -184,7 +184,7 @@ import os, sys
 from pathlib import Path
 from retinue.log import locks
 lock = locks.try_lock(Path(sys.argv[1]))
-locks.sign_lock(lock, 1)
+locks.sign_lock(lock, "me", 1)
 if os.fork() == 0:
     sys.stdin.read()
 os._exit(0)
@@ -204,6 +204,20 @@ async def test_a_child_of_a_killed_process_writes_nothing(tmp_path: Path, monkey
     looking = asyncio.create_task(asyncio.to_thread(locks.read_holder, file))
     os.close(end)
     assert await looking is None
+
+
+async def test_a_writer_in_another_container_is_found_without_its_pid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pid means another process here, or none."""
+    log = SqliteLog(tmp_path)
+    await fill(log, 2, end=False)
+    assert (await log.read_status("t1")).pid == os.getpid()
+    monkeypatch.setattr(locks, "CHILD_SECONDS", 0.02)
+    monkeypatch.setattr(locks, "is_alive", lambda _: False)
+    status = await SqliteReader(tmp_path).read_status("t1")
+    assert (status.writer, status.pid) == (log.writer, None)
+    await log.close()
 
 
 async def test_a_waiter_that_is_not_awaited_makes_no_noise_when_writing_fails(tmp_path: Path) -> None:

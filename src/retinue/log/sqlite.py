@@ -70,10 +70,9 @@ class SqliteLog(SqliteReader, WatchableLog):
     ahead = True
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.writer = locks.Holder(os.getpid(), 0).writer
-        self._feeds = {}
-        self._own = FileWriter(*lock_free_file(folder), self._feeds)
+        SqliteReader.__init__(self, folder)
+        WatchableLog.__init__(self)
+        self._own = FileWriter(*lock_free_file(folder), self.writer, self._feeds)
         self._claimed: dict[str, FileWriter] = {}  # trees in other files than the one for new trees
         self._claiming = asyncio.Lock()
 
@@ -96,7 +95,7 @@ class SqliteLog(SqliteReader, WatchableLog):
         async with self._claiming:
             writer = next((writer for writer in self._writers() if writer.path == file), None)
             if writer is None:
-                writer = FileWriter(file, await locks.wait_for_lock(file), self._feeds)
+                writer = FileWriter(file, await locks.wait_for_lock(file), self.writer, self._feeds)
             if writer is not self._own and tree not in self._claimed:
                 self._claimed[tree] = writer
                 self._feeds.pop(tree, None)  # a watcher may have made it for the wrong file, where the tree is not
@@ -129,7 +128,7 @@ class FileWriter:
     """The only writer of a log file. It takes events in the event loop, commits them in a thread, and then publishes
     them to the `feeds` of watched trees."""
 
-    def __init__(self, path: Path, lock: int, feeds: dict[str, Feed]) -> None:
+    def __init__(self, path: Path, lock: int, writer: str, feeds: dict[str, Feed]) -> None:
         self.path, self._lock, self._feeds = path, lock, feeds
         with ExitStack() as undo:
             undo.callback(os.close, lock)
@@ -147,7 +146,7 @@ class FileWriter:
             except apsw.Error as error:
                 raise LogError(schema.describe_error(f"cannot open the log {path}", error, self._db)) from None
             undo.pop_all()
-        locks.sign_lock(lock, self._first_batch)
+        locks.sign_lock(lock, writer, self._first_batch)
         self._loop = asyncio.get_running_loop()
         self._pending: list[Event] = []
         self._appended = self._kicked_for = self._written = 0  # counts of events since this writer was made

@@ -49,7 +49,7 @@ from retinue.log.tree_index import TreeRow
 
 BATCHES_AT_ONCE = 256
 HEALTH_SECONDS = 10.0
-_NEVER = 2**62  # a batch id that no writer reaches
+_NOBODY = locks.Holder(first_batch=2**62)  # no batch has this id
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -369,14 +369,14 @@ def _list_trees_of(
 ) -> list[StoredTree]:
     """List the trees of a file. Processes reuse files, so the holder of the lock is the writer only of trees with a
     batch of its own."""
-    holder = locks.read_holder(file) or locks.Holder(0, _NEVER)
+    holder = locks.read_holder(file) or _NOBODY
     query = partial(schema.list_trees, latest=latest, only=only, reported=reported, first_batch=holder.first_batch)
     return [_describe_tree(row, holder) for row in query_file(file, query, on_problem)]
 
 
 def _load_status(file: Path, tree: str) -> StoredTree | None:
     """Return the state of a tree in the file, or None if the file does not contain the tree."""
-    holder = locks.read_holder(file) or locks.Holder(0, _NEVER)
+    holder = locks.read_holder(file) or _NOBODY
     row = query_file(file, partial(schema.load_tree, tree=tree), trees=[tree])
     return None if row is None else _describe_tree(row, holder)
 
@@ -423,7 +423,7 @@ def _delete_trees(file: Path, lock: int, trees: list[str]) -> int:
     size = _size_of(file)
     db = schema.open_writer(file)
     try:
-        locks.sign_lock(lock, schema.next_batch(db))  # so readers count no tree in it as live
+        locks.sign_lock(lock, "cleanup", schema.next_batch(db))  # so readers count no tree in it as live
         schema.delete_trees(db, trees)
     finally:
         db.close()
