@@ -22,7 +22,7 @@ from retinue.concurrency import TaskOwner
 from retinue.core.errors import LogDamaged, LogError, LogLost
 from retinue.core.events import Event, Message, encode_event, encode_stored_events
 from retinue.core.ports import Log, LogReader
-from retinue.log import locks, schema, sqlite, sqlite_reader
+from retinue.log import batches, locks, schema, sqlite, sqlite_reader
 from retinue.log.sqlite import SqliteLog
 from retinue.log.sqlite_reader import SqliteReader
 from tests.gates import until
@@ -260,7 +260,7 @@ async def test_events_appended_without_a_pause_are_in_the_same_batch(tmp_path: P
 async def test_a_tree_s_events_stay_together_where_many_come_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "PIECE", 10)
+    monkeypatch.setattr(batches, "PIECE", 10)
     log = SqliteLog(tmp_path)
     pause = threading.Event()
     for tree in ("t1", "t2", "t3"):
