@@ -291,7 +291,7 @@ def reseal_batches(db: apsw.Connection) -> None:
     with db:
         for table in _INDEX:
             db.execute(f"DELETE FROM {table}")
-        index = TreeIndex()
+        index = _make_index(db)
         rows: list[int] = [row for (row,) in db.execute("SELECT id FROM batches ORDER BY id")]
         for row in rows:
             stored = db.execute("SELECT lines FROM batches WHERE id = ?", (row,)).get
@@ -328,13 +328,18 @@ def continue_index(db: apsw.Connection) -> TreeIndex:
     return TreeIndex(partial(load_whole, load_tree), partial(load_whole, load_run))
 
 
+def _make_index(db: apsw.Connection) -> TreeIndex:
+    """Return a `TreeIndex` that continues the stored index. Raises LogDamaged for a damaged row."""
+    return TreeIndex(partial(load_tree, db), partial(load_run, db))
+
+
 def begin_reading(db: apsw.Connection, trees: Collection[str] | None = None) -> list[LogError]:
     """Begin a transaction with a snapshot of the file, and complete the index in memory with the tail. With `trees`,
     only the events of those trees are added. Return the errors of damaged batches in the tail."""
     db.execute("BEGIN")
     tail, damaged = list_tail(db), list[LogError]()
     if tail:
-        index = TreeIndex(partial(load_tree, db), partial(load_run, db))
+        index = _make_index(db)
         _fold_tail(db, index, tail, trees, damaged.append)
         db.execute("PRAGMA query_only = OFF")
         db.execute(_JOIN_TAIL)
@@ -607,14 +612,17 @@ def load_batch(db: apsw.Connection, row: int) -> bytes:
 
 def lines_of_tree(db: apsw.Connection, tree: str, row: int) -> list[StoredLine]:
     """Return the lines of one tree in a batch. Raises LogDamaged like `load_batch`."""
-    name, found = tree.encode(), []
+    name = tree.encode()
+    return [StoredLine(int(place[1]), make_line(line)) for place, line in _place_lines(db, row) if place[2] == name]
+
+
+def _place_lines(db: apsw.Connection, row: int) -> Iterator[tuple[re.Match[bytes], bytes]]:
+    """Yield the lines of a batch, each after the match of its number and tree. Raises LogDamaged like `load_batch`."""
     for line in load_batch(db, row).split(b"\n"):
         place = _PLACE.match(line)
         if place is None:
             raise LogDamaged(f"{db.filename} holds a line that is not an event")
-        if place[2] == name:
-            found.append(StoredLine(int(place[1]), make_line(line)))
-    return found
+        yield place, line
 
 
 def find_last_batch(db: apsw.Connection) -> int:
@@ -645,7 +653,7 @@ def recover_file(db: apsw.Connection) -> apsw.Connection:
     damaged index; it takes time in proportion to the file's size."""
     recovered = apsw.Connection("")  # the empty name: a temporary file that SQLite removes
     recovered.execute(_CREATE)
-    index = TreeIndex()
+    index = _make_index(recovered)
     with recovered:
         for row in range(1, find_last_batch(db) + 1):
             try:
@@ -662,10 +670,7 @@ def recover_file(db: apsw.Connection) -> apsw.Connection:
 def check_batch(db: apsw.Connection, row: int) -> None:
     """Raise LogDamaged if a batch or its places in the index differ from the data written."""
     firsts: dict[str, int] = {}
-    for line in load_batch(db, row).split(b"\n"):
-        place = _PLACE.match(line)
-        if place is None:
-            raise LogDamaged(f"{db.filename} holds a line that is not an event")
+    for place, _ in _place_lines(db, row):
         firsts.setdefault(place[2].decode(), int(place[1]))
     for tree, seq in firsts.items():
         if db.execute("SELECT batch FROM places WHERE tree = ? AND seq = ?", (tree, seq)).get != row:

@@ -89,13 +89,10 @@ LoadRun = Callable[[str, int], StoredRun | None]
 
 
 class TreeIndex:
-    """The rows of the trees that one writer writes. Holds only trees and runs that have not ended.
+    """The rows of the trees that one writer writes. Once its changes are stored, it holds only trees and runs that have
+    not ended. `load_tree` and `load_run` load the stored rows of a tree that continues; by default there are none."""
 
-    `load_tree` and `load_run` load the stored rows of a tree that continues. Without them the index holds all rows,
-    because none are stored.
-    """
-
-    def __init__(self, load_tree: LoadTree | None = None, load_run: LoadRun | None = None) -> None:
+    def __init__(self, load_tree: LoadTree = lambda _: None, load_run: LoadRun = lambda _tree, _run: None) -> None:
         self._load_tree, self._load_run = load_tree, load_run
         self._trees: dict[str, _Tree] = {}
         self._changed: dict[str, None] = {}
@@ -107,8 +104,7 @@ class TreeIndex:
         for event in events:
             tree = self._trees.get(event.tree)
             if tree is None:
-                row = None if self._load_tree is None else self._load_tree(event.tree)
-                tree = self._trees[event.tree] = _Tree(row or TreeRow.begin(event))
+                tree = self._trees[event.tree] = _Tree(self._load_tree(event.tree) or TreeRow.begin(event))
             if event.seq <= tree.row.last_seq:
                 continue
             self._changed[event.tree] = None
@@ -139,16 +135,15 @@ class TreeIndex:
         return changes
 
     def settle(self) -> None:
-        """Forget the changes, now written, and drop the trees and runs that have ended."""
-        keeps_all = self._load_tree is None
+        """Forget the changes, now stored, and drop the trees and runs that have ended."""
         for name in self._changed:
             tree = self._trees[name]
             for number in tree.changed:
-                if tree.runs[number][1].ended is not None and not keeps_all:
+                if tree.runs[number][1].ended is not None:
                     del tree.runs[number]
             tree.changed.clear()
             tree.spawned.clear()
-            if tree.row.ended and not keeps_all:
+            if tree.row.ended:
                 del self._trees[name]
         self._changed.clear()
         self._places = []
@@ -172,7 +167,7 @@ class TreeIndex:
             )
             tree.spawned[event.run] = None
         else:
-            stored = None if self._load_run is None else self._load_run(event.tree, event.run)
+            stored = self._load_run(event.tree, event.run)
             if stored is None:
                 return None
             known = stored.first, make_view(stored, keeps_texts=False)
