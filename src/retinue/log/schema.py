@@ -28,7 +28,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache, partial
 from hashlib import blake2b
 from hmac import compare_digest
@@ -163,30 +163,40 @@ def describe_error(what: str, error: BaseException, db: apsw.Connection | None =
     return f"{what}: {one_line(error)}"
 
 
+@contextmanager
+def translate_errors(what: str, db: apsw.Connection | None = None) -> Iterator[None]:
+    """Turn SQLite's errors in the block into LogErrors that begin with the failed action (`what`). A damaged file
+    becomes LogDamaged."""
+    try:
+        yield
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise LogDamaged(describe_error(what, error, db)) from None
+    except apsw.Error as error:
+        raise LogError(describe_error(what, error, db)) from None
+    except (AttributeError, TypeError, ValueError) as error:  # SQLite returned values of other types than we write
+        raise LogDamaged(f"{what}: the file is damaged ({one_line(error)})") from None
+
+
 def open_writer(path: Path) -> apsw.Connection:
     """Open a log file for its only writing process. Create a new file if needed, and complete the index if the last
     writer was killed. Commits are on disk when they return."""
     with ExitStack() as undo:
         try:
             os.close(open_own_file(path))
-            db = apsw.Connection(str(path))
-            undo.callback(close_quietly, db)
-            db.set_busy_timeout(5000)
-            for pragma, value in (("journal_mode", "wal"), ("synchronous", "full")):
-                db.pragma(pragma, value)
-            if not db.execute("SELECT count(*) FROM sqlite_schema").get:
-                db.execute("BEGIN IMMEDIATE;" + _CREATE + "COMMIT;")
-            check_version(db, path)
-            index_tail(db)
+            with translate_errors(f"cannot open the log {path}"):
+                db = apsw.Connection(str(path))
+                undo.callback(close_quietly, db)
+                db.set_busy_timeout(5000)
+                for pragma, value in (("journal_mode", "wal"), ("synchronous", "full")):
+                    db.pragma(pragma, value)
+                if not db.execute("SELECT count(*) FROM sqlite_schema").get:
+                    db.execute("BEGIN IMMEDIATE;" + _CREATE + "COMMIT;")
+                check_version(db, path)
+                index_tail(db)
         except OSError as error:
             raise LogError(f"cannot write the log {path}: {error.strerror or error}") from None
-        except (AttributeError, TypeError, ValueError) as error:  # SQLite returned values of other types than we write
-            raise LogDamaged(f"cannot open the log {path}: the file is damaged ({one_line(error)})") from None
-        except (apsw.CorruptError, apsw.NotADBError) as error:
-            why = describe_error(f"cannot open the log {path}", error)
-            raise LogError(f"{why}; move it away, and a new one is begun") from None
-        except apsw.Error as error:
-            raise LogError(describe_error(f"cannot open the log {path}", error)) from None
+        except LogDamaged as error:
+            raise LogDamaged(f"{error}; move it away, and a new one is begun") from None
         undo.pop_all()
     return db
 
@@ -213,20 +223,17 @@ def open_reader(path: Path, *, immutable: bool = False) -> apsw.Connection:
     an empty journal; SQLite then creates no other files."""
     if path.is_symlink():
         raise LogError(f"cannot read the log {path}: it is a link")
-    with ExitStack() as undo:
-        try:
-            if immutable:
-                flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-                db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
-            else:
-                db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-            undo.callback(close_quietly, db)
-            db.set_busy_timeout(5000)
-            db.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
-            db.pragma("cache_size", -READER_CACHE_KIB)
-            check_version(db, path)
-        except apsw.Error as error:
-            raise LogError(describe_error(f"cannot read the log {path}", error)) from None
+    with ExitStack() as undo, translate_errors(f"cannot read the log {path}"):
+        if immutable:
+            flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+            db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
+        else:
+            db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        undo.callback(close_quietly, db)
+        db.set_busy_timeout(5000)
+        db.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
+        db.pragma("cache_size", -READER_CACHE_KIB)
+        check_version(db, path)
         undo.pop_all()
     return db
 

@@ -118,7 +118,7 @@ class FileWriter(BatchWriter):
             undo.callback(os.close, lock)
             self._db = schema.open_writer(path)
             undo.callback(schema.close_quietly, self._db)  # before the lock is released: closing may still write
-            try:
+            with schema.translate_errors(f"cannot open the log {path}", self._db):
                 self._epoch = schema.begin_epoch(self._db)
                 schema.index_tail(self._db)  # again: a writer that lost the lock may have written before our epoch
                 self._first_batch = self._next_batch = schema.next_batch(self._db)
@@ -127,8 +127,6 @@ class FileWriter(BatchWriter):
                 self._journal_pages = 0
                 # Replaces SQLite's own hook, which checkpoints before a commit returns.
                 self._db.set_wal_hook(self._note_journal)
-            except apsw.Error as error:
-                raise LogError(schema.describe_error(f"cannot open the log {path}", error, self._db)) from None
             undo.pop_all()
         locks.sign_lock(lock, writer, self._first_batch)
         self._index = schema.continue_index(self._db)
