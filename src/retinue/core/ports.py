@@ -510,6 +510,11 @@ class StoredTree(msgspec.Struct, frozen=True, gc=False):
     def is_live(self) -> bool:
         return self.writer is not None
 
+    @property
+    def is_at_work(self) -> bool:
+        """True if the tree has not ended and its process is alive."""
+        return self.is_live and not self.ended
+
 
 class RunTally(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The figures of a run that lists show in addition to its first event. `state` is the state by the run's own events

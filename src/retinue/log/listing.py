@@ -149,7 +149,7 @@ async def load_listings(
         live = await log.list_trees(ignore_problem, only="live", reported=everything)
         trees += [stored for stored in live if stored.tree not in known]
     elif since is not None:
-        trees = [stored for stored in trees if stored.spawned_at >= since or (stored.is_live and not stored.ended)]
+        trees = [stored for stored in trees if stored.spawned_at >= since or stored.is_at_work]
     return await summarize_trees(log, trees, on_problem), count - len(trees)
 
 
