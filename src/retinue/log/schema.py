@@ -59,20 +59,20 @@ LARGEST_UNPACKED = 256 * 2**20  # larger batches are stored as they are
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PLACE = re.compile(rb'\{"seq":(\d+),"tree":"([^"]*)"')
 _INDEX = ("places", "trees", "runs", "tallies", "names")
-_LOST = "the writer's epoch is over"
+_LOST = "the epoch of the writer is over"
 _MAKE_LINES = f"""
 CREATE TABLE batches (id INTEGER PRIMARY KEY, lines BLOB NOT NULL, seal BLOB NOT NULL) STRICT;
 CREATE TABLE writer (epoch INTEGER NOT NULL, indexed INTEGER NOT NULL) STRICT;
 INSERT INTO writer VALUES (0, 0);
 CREATE VIEW appended AS SELECT NULL AS epoch, NULL AS batch, NULL AS lines, NULL AS seal;
 CREATE TRIGGER append_batch INSTEAD OF INSERT ON appended BEGIN
-  SELECT RAISE(ABORT, '{_LOST.replace("'", "''")}') WHERE NEW.epoch <> (SELECT epoch FROM writer);
+  SELECT RAISE(ABORT, '{_LOST}') WHERE NEW.epoch <> (SELECT epoch FROM writer);
   INSERT INTO batches VALUES (NEW.batch, NEW.lines, NEW.seal);
 END;
 CREATE VIEW indexed AS
   SELECT NULL AS epoch, NULL AS batch, NULL AS places, NULL AS trees, NULL AS runs, NULL AS tallies, NULL AS names;
 CREATE TRIGGER index_batches INSTEAD OF INSERT ON indexed BEGIN
-  SELECT RAISE(ABORT, '{_LOST.replace("'", "''")}') WHERE NEW.epoch <> (SELECT epoch FROM writer);
+  SELECT RAISE(ABORT, '{_LOST}') WHERE NEW.epoch <> (SELECT epoch FROM writer);
   INSERT INTO changes VALUES (NEW.places, NEW.trees, NEW.runs, NEW.tallies, NEW.names);
   UPDATE writer SET indexed = NEW.batch;
 END;
