@@ -205,6 +205,17 @@ class LogContract:
                 spent = [event async for event in log.read_kind(UsageReported.kind, since=since)]
                 assert len(spent) == wanted and all(event.at >= since for event in spent)
 
+    async def test_a_log_that_nobody_has_written_is_empty(self, backend: Backend) -> None:
+        reader, problems = backend.reader(), list[LogError]()
+        assert await reader.list_trees(problems.append) == await reader.list_trees(only="live") == []
+        assert await reader.find_runs("a", problems.append) == await reader.read_runs(["t1"], problems.append) == []
+        assert await reader.read("t1") == await reader.read_lines("t1") == []
+        assert [event async for event in reader.read_kind(RunSpawned.kind, problems.append)] == []
+        assert (await reader.count_trees(), await reader.check_health(problems.append), problems) == (0, "", [])
+        with pytest.raises(NotFound, match="there is no tree 't1'"):
+            await reader.read_status("t1")
+        await reader.adopt_events()
+
     # Trees
 
     async def test_trees_are_listed_newest_first_whatever_their_ids(self, backend: Backend) -> None:
@@ -499,6 +510,21 @@ class DurableLogContract:
                 assert [stored.tree for stored in await reader.list_trees()] == ["new", "mid", "old"]
                 assert await reader.read("mid") == [make_spawned(tree="mid", at=2.0)]
             assert {event.tree async for event in second.read_kind(RunSpawned.kind)} == {"new", "mid", "old"}
+
+    async def test_writers_in_two_containers_have_different_ids(
+        self, backend: DurableBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each of them may be process 1 of its container, on a machine of the same name."""
+        monkeypatch.setattr("os.getpid", lambda: 1)
+        async with opened(backend) as first, opened(backend) as second:
+            assert first.writer != second.writer
+            for log, tree in ((first, "t1"), (second, "t2")):
+                await write(log, make_spawned(tree=tree))
+            writers = {stored.tree: stored.writer for stored in await backend.reader().list_trees()}
+            assert writers == {"t1": first.writer, "t2": second.writer}
+            with pytest.raises(LogHeld) as held:
+                await second.claim("t1")
+            assert held.value.writer == first.writer
 
     async def test_only_trees_that_their_writer_has_written_are_live(self, backend: DurableBackend) -> None:
         async with opened(backend) as log:

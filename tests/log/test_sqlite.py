@@ -22,7 +22,7 @@ from retinue.concurrency import TaskOwner
 from retinue.core.errors import LogDamaged, LogError, LogLost
 from retinue.core.events import Event, Message, encode_event, encode_stored_events
 from retinue.core.ports import Log, LogReader
-from retinue.log import locks, schema, sqlite, sqlite_reader
+from retinue.log import batches, locks, schema, sqlite, sqlite_reader
 from retinue.log.sqlite import SqliteLog
 from retinue.log.sqlite_reader import SqliteReader
 from tests.gates import until
@@ -184,7 +184,7 @@ import os, sys
 from pathlib import Path
 from retinue.log import locks
 lock = locks.try_lock(Path(sys.argv[1]))
-locks.sign_lock(lock, 1)
+locks.sign_lock(lock, "me", 1)
 if os.fork() == 0:
     sys.stdin.read()
 os._exit(0)
@@ -204,6 +204,20 @@ async def test_a_child_of_a_killed_process_writes_nothing(tmp_path: Path, monkey
     looking = asyncio.create_task(asyncio.to_thread(locks.read_holder, file))
     os.close(end)
     assert await looking is None
+
+
+async def test_a_writer_in_another_container_is_found_without_its_pid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pid means another process here, or none."""
+    log = SqliteLog(tmp_path)
+    await fill(log, 2, end=False)
+    assert (await log.read_status("t1")).pid == os.getpid()
+    monkeypatch.setattr(locks, "CHILD_SECONDS", 0.02)
+    monkeypatch.setattr(locks, "is_alive", lambda _: False)
+    status = await SqliteReader(tmp_path).read_status("t1")
+    assert (status.writer, status.pid) == (log.writer, None)
+    await log.close()
 
 
 async def test_a_waiter_that_is_not_awaited_makes_no_noise_when_writing_fails(tmp_path: Path) -> None:
@@ -246,7 +260,7 @@ async def test_events_appended_without_a_pause_are_in_the_same_batch(tmp_path: P
 async def test_a_tree_s_events_stay_together_where_many_come_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "PIECE", 10)
+    monkeypatch.setattr(batches, "PIECE", 10)
     log = SqliteLog(tmp_path)
     pause = threading.Event()
     for tree in ("t1", "t2", "t3"):

@@ -17,7 +17,7 @@ from retinue import Event
 from retinue.core.errors import LogError, NotFound
 from retinue.core.events import encode_event
 from retinue.core.ports import Log
-from retinue.log import sqlite
+from retinue.log import batches, sqlite
 from retinue.log.forwarding_log import ForwardingLog
 from retinue.log.sqlite import SqliteLog
 from retinue.log.sqlite_reader import SqliteReader
@@ -125,7 +125,8 @@ async def faulty_tree(folder: Path, disk: Disk, fault: Fault, at: int, times: in
 
 
 async def sweep(folder: Path, note: Note, fault: Fault, part: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "RETRY_SECONDS", 0.001)
+    for module in (batches, sqlite):
+        monkeypatch.setattr(module, "RETRY_SECONDS", 0.001)
     monkeypatch.setattr(runfiles, "WAIT_SECONDS", 0.01)
     with faulty_disk() as disk:
         for number, at in enumerate(part):

@@ -18,6 +18,7 @@ from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 
 if TYPE_CHECKING:
     from retinue.control.reporting import Reporting
+    from retinue.protocol.control import Address
     from retinue.tools.mcp.servers import McpServers
 
 
@@ -73,33 +74,19 @@ def make_reporting(*, collects: bool, serves: bool, strict: bool, limits: Limits
     return Reporting(address, serves=serves, strict=strict, limits=limits, caller=caller)
 
 
-def connect_to_process(state: Path, writer: str) -> Control | None:
-    """Return the Control of the process that writes as `writer`, or None if the process has no control server."""
-    from retinue.control.address_files import find_address
+def connect_to_server(address: Address) -> Control:
+    """Return the Control of the process whose control server has this address."""
     from retinue.control.client import ControlClient
 
-    address = find_address(state, writer)
-    return None if address is None else ControlClient(address)
+    return ControlClient(address)
 
 
-def connect_to_processes(state: Path) -> dict[int, Control]:
-    """Return the Control of each process that has a control server, by the id of the process."""
-    from retinue.control.address_files import find_addresses
+def watch_server_lines(address: Address, tree: str, *, after: int, deltas: bool) -> AsyncGenerator[bytes, None]:
+    """Watch a tree of the process whose control server has this address, as raw lines: events exactly as stored,
+    deltas as `{"delta": ...}`."""
     from retinue.control.client import ControlClient
 
-    return {address.pid: ControlClient(address) for address in find_addresses(state)}
-
-
-def watch_process_lines(
-    state: Path, writer: str, tree: str, *, after: int, deltas: bool
-) -> AsyncGenerator[bytes, None] | None:
-    """Watch a tree of the process that writes as `writer`, as raw lines: events exactly as stored, deltas as
-    `{"delta": ...}`. Return None if the process has no control server."""
-    from retinue.control.address_files import find_address
-    from retinue.control.client import ControlClient
-
-    address = find_address(state, writer)
-    return None if address is None else ControlClient(address).watch_lines(tree, after=after, deltas=deltas)
+    return ControlClient(address).watch_lines(tree, after=after, deltas=deltas)
 
 
 async def serve_control(

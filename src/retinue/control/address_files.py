@@ -1,5 +1,6 @@
-"""Address files, `control/PID.json`, in which a process publishes the address of its control server to other processes
-of the user.
+"""Address files, `control/PID-HASH.json`, in which a process publishes the address of its control server to other
+processes of the user. The hash is that of its id in the log: in containers that share the folder, several processes may
+have the same pid.
 
 A process locks its file while its control server listens. If a file can be locked, the process that wrote it has died.
 Process numbers prove nothing, because they are reused. Files of other users are not read.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -31,7 +33,7 @@ class AddressFile:
 
     def __init__(self, state: Path, address: Address) -> None:
         folder = state / FOLDER
-        self.path = folder / f"{address.pid}.json"
+        self.path = folder / _name_file(address)
         try:
             make_private_folder(folder).chmod(0o700)
             with open_replacement(self.path) as fd:
@@ -66,11 +68,15 @@ def survey_addresses(state: Path) -> tuple[list[int], list[Path]]:
             try:
                 if take_file_lock(fd, shared=True):
                     stale.append(path)
-                elif path.stem.isdigit():
-                    live.append(int(path.stem))
+                elif path.stem.partition("-")[0].isdigit():
+                    live.append(int(path.stem.partition("-")[0]))
             finally:
                 os.close(fd)
     return live, stale
+
+
+def _name_file(address: Address) -> str:
+    return f"{address.pid}-{blake2b(address.writer.encode(), digest_size=8).hexdigest()}.json"
 
 
 def _list_files(state: Path) -> list[Path]:
@@ -98,4 +104,4 @@ def _read_address(path: Path) -> Address | None:
         return None
     finally:
         os.close(fd)
-    return address if address.version == VERSION and f"{address.pid}.json" == path.name else None
+    return address if address.version == VERSION and path.name == _name_file(address) else None

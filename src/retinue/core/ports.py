@@ -481,11 +481,16 @@ class Clock(Protocol):
 Unfinished = Literal["live", "interrupted"]
 
 
+def name_process(pid: int | None) -> str:
+    """Return a name for the process that writes a tree, for messages."""
+    return "another process" if pid is None else f"process {pid}"
+
+
 class StoredTree(msgspec.Struct, frozen=True, gc=False):
     """A stored tree: its newest event, and whether it has ended. `writer` is the id of the process that writes the
-    tree now, chosen by the log, and equal to its `Log.writer`; `pid` is its process id, for people, if it runs on this
-    machine. `origin` is the tree whose primary is continued. `reported` is the run id under which another process also
-    shows the tree, as runs of a tree of its own."""
+    tree now, equal to its `Log.writer`; `pid` is its process id, for people, if it runs on this machine. `origin` is
+    the tree whose primary is continued. `reported` is the run id under which another process also shows the tree, as
+    runs of a tree of its own."""
 
     tree: str
     spawned_at: float
@@ -504,6 +509,11 @@ class StoredTree(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_live(self) -> bool:
         return self.writer is not None
+
+    @property
+    def is_at_work(self) -> bool:
+        """True if the tree has not ended and its process is alive."""
+        return self.is_live and not self.ended
 
 
 class RunTally(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -572,7 +582,10 @@ def ignore_problem(_: LogError) -> None:
 class LogReader(Protocol):
     """A reader of the trees of a project, whichever process writes them. It also removes old trees. It waits for no
     writer and sees only committed events. If a part of the log cannot be read, it calls `on_problem` and reads the
-    rest. A `gap` with the code `damaged` takes the place of damaged events of a tree."""
+    rest. A `gap` with the code `damaged` takes the place of damaged events of a tree.
+
+    Nobody closes a reader, so it holds no file and no connection open between two calls. A log that nobody has written
+    yet is empty."""
 
     @property
     def location(self) -> str:
@@ -641,7 +654,7 @@ class LogReader(Protocol):
 class Log(LogReader, Protocol):
     """The log of one process, which also appends events and shows them to watchers in this process, without waiting
     for any watcher. Each tree has a single writing process. `ahead` is True if a run may ask its model before its
-    first event is written.
+    first event is written. The log is opened in the event loop whose tasks append to it, and opening may block.
 
     Events of one tree, appended in a row without a return to the event loop, are written together: after a crash, a
     failed write or a loss, the log has all of them or none. After a LogError a later wait may succeed: unwritten events
@@ -652,7 +665,8 @@ class Log(LogReader, Protocol):
 
     @property
     def writer(self) -> str:
-        """The id under which this process writes, for others to find it by (`StoredTree.writer`)."""
+        """The id under which this process writes, for others to find it by (`StoredTree.writer`). No two processes
+        have the same one, on whatever machines or in whatever containers they run."""
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         """Append an event. With `wait`, the returned awaitable (if any) is done when the event is written. Raises

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
@@ -79,9 +80,12 @@ class Feed:
 
 
 class WatchableLog(ABC):
-    """The part of a log that watchers use. `_feeds` maps each watched tree to its feed."""
+    """The part of a log that watchers use. `_feeds` maps each watched tree to its feed. `writer` is the id of this
+    process in the log: random, because containers and machines that share a log have equal process ids."""
 
-    _feeds: dict[str, Feed]
+    def __init__(self) -> None:
+        self._feeds: dict[str, Feed] = {}
+        self.writer = os.urandom(8).hex()
 
     def show(self, delta: Delta) -> None:
         feed = self._feeds.get(delta.tree)

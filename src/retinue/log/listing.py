@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from retinue.core.events import RunEnded
 from retinue.core.ports import LogReader, OnProblem, StoredTree, ignore_problem
@@ -19,22 +20,18 @@ QUEUED = "queued"
 
 
 class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One tree, folded from its events. `writer` and `pid` are the process that still writes the tree, as in
-    `StoredTree`; `last_at` and `last_seq` are the time and number of its newest event."""
+    """The runs of a stored tree, folded from its events."""
 
+    stored: StoredTree
     runs: Runs
-    last_at: float
-    last_seq: int
-    writer: str | None = None
-    pid: int | None = None
 
     @property
     def tree(self) -> str:
-        return self.runs.tree
+        return self.stored.tree
 
     @property
     def live(self) -> bool:
-        return self.writer is not None
+        return self.stored.is_live
 
     @property
     def ended(self) -> bool:
@@ -64,7 +61,7 @@ class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
         if run.ended is not None:
             return run.ended.duration_ms / 1000
         since = run.spawned_at if run.started_at is None else run.started_at
-        until = now if self.live else self.last_at
+        until = now if self.live else self.stored.last_at
         return max(0.0, until - since - run.measure_idle(until))
 
     def list_runs(self) -> list[RunView]:
@@ -97,7 +94,7 @@ class Listing(msgspec.Struct, frozen=True, eq=False, gc=False):
             "duration_ms": round(self.seconds_of(run, now) * 1000),
             "task": spawned.task,
             "workspace": spawned.workspace,
-            "pid": self.pid if run.ended is None else None,
+            "pid": self.stored.pid if run.ended is None else None,
             "continues": None if spawned.continues is None else f"{spawned.origin or self.tree}/{spawned.continues}",
         }
 
@@ -122,13 +119,13 @@ async def load_listing(log: LogReader, tree: str) -> Listing:
     """
     stored = await log.read_status(tree)
     runs = Runs(tree)
-    last_at, last_seq = 0.0, 0
     async for event in iterate_events(log, tree):
         runs.apply(event)
-        last_at, last_seq = event.at, event.seq
+        if event.seq > stored.last_seq:
+            stored = structs.replace(stored, last_at=event.at, last_seq=event.seq)
     for run in await log.read_runs([tree]):
         runs.restore(run)  # in case its events are damaged
-    return Listing(runs, last_at=last_at, last_seq=last_seq, writer=stored.writer, pid=stored.pid)
+    return Listing(stored, runs)
 
 
 async def load_listings(
@@ -152,7 +149,7 @@ async def load_listings(
         live = await log.list_trees(ignore_problem, only="live", reported=everything)
         trees += [stored for stored in live if stored.tree not in known]
     elif since is not None:
-        trees = [stored for stored in trees if stored.spawned_at >= since or (stored.is_live and not stored.ended)]
+        trees = [stored for stored in trees if stored.spawned_at >= since or stored.is_at_work]
     return await summarize_trees(log, trees, on_problem), count - len(trees)
 
 
@@ -160,16 +157,7 @@ async def summarize_trees(
     log: LogReader, trees: Sequence[StoredTree], on_problem: OnProblem = ignore_problem
 ) -> list[Listing]:
     """List the given trees from the index of the log. Trees that were removed meanwhile are left out."""
-    listings = {
-        stored.tree: Listing(
-            Runs(stored.tree),
-            last_at=stored.last_at,
-            last_seq=stored.last_seq,
-            writer=stored.writer,
-            pid=stored.pid,
-        )
-        for stored in trees
-    }
+    listings = {stored.tree: Listing(stored, Runs(stored.tree)) for stored in trees}
     for each in await log.read_runs(list(listings), on_problem):
         listings[each.first.tree].runs.restore(each)
     return [listing for listing in listings.values() if listing.runs.runs]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from retinue.core.errors import LogError, LogHeld
+from retinue.core.ports import name_process
 from retinue.files.locks import open_own_file, take_file_lock
 from retinue.files.opening import open_regular_file
 from retinue.processes.group import is_alive
@@ -21,16 +22,12 @@ CHILD_SECONDS, CHILD_STEP_SECONDS = 0.5, 0.01
 
 
 class Holder(NamedTuple):
-    """The process that writes a log file, and the first batch it writes. Both are 0 until the process has signed the
-    lock."""
+    """The process that writes a log file: its id in the log, its process id if it runs on this machine, and the first
+    batch it writes. The default is a process that has not signed the lock yet."""
 
-    pid: int
-    first_batch: int
-
-    @property
-    def writer(self) -> str:
-        """The id of the process as a writer of the log."""
-        return str(self.pid)
+    writer: str = ""
+    pid: int | None = None
+    first_batch: int = 0
 
 
 def try_lock(file: Path) -> int | None:
@@ -54,14 +51,15 @@ async def wait_for_lock(file: Path) -> int:
         if lock is not None:
             return lock
         await asyncio.sleep(STEP_SECONDS)
-    holder = read_holder(file) or Holder(0, 0)
-    raise LogHeld(f"{file} is being written by process {holder.pid}", writer=holder.writer)
+    holder = read_holder(file) or Holder()
+    raise LogHeld(f"{file} is being written by {name_process(holder.pid)}", writer=holder.writer)
 
 
-def sign_lock(lock: int, first_batch: int) -> None:
-    """Write our pid and our first batch into a lock we hold. Earlier batches belong to dead processes."""
+def sign_lock(lock: int, writer: str, first_batch: int) -> None:
+    """Write our id in the log, our pid and our first batch into a lock we hold. Earlier batches belong to dead
+    processes."""
     os.ftruncate(lock, 0)
-    os.pwrite(lock, b"%d %d\n" % (os.getpid(), first_batch), 0)
+    os.pwrite(lock, f"{writer} {os.getpid()} {first_batch}\n".encode(), 0)
 
 
 def read_holder(file: Path) -> Holder | None:
@@ -70,7 +68,7 @@ def read_holder(file: Path) -> Holder | None:
     The check takes a free lock for a moment; a process that wants the lock just then retries or uses another file. If
     the signer of the lock is gone, its forked child may hold the lock until the child executes another program, so the
     check repeats for CHILD_SECONDS. A process in another container seems to be gone too; it is returned after that
-    time.
+    time, without its pid.
     """
     try:
         lock = open_regular_file(file.with_suffix(".lock"))
@@ -82,15 +80,17 @@ def read_holder(file: Path) -> Holder | None:
             if take_file_lock(lock, shared=True):
                 return None
             holder = _read_signature(lock)
-            if not holder.pid or is_alive(holder.pid):
-                break
+            if holder.pid is None or is_alive(holder.pid):
+                return holder
             pause.wait(CHILD_STEP_SECONDS)
-        return holder
+        return holder._replace(pid=None)
     finally:
         os.close(lock)
 
 
 def _read_signature(lock: int) -> Holder:
-    words = os.pread(lock, 64, 0).split()
-    signed = len(words) > 1 and b"".join(words[:2]).isdigit()
-    return Holder(int(words[0]), int(words[1])) if signed else Holder(0, 0)
+    try:
+        writer, pid, first_batch = os.pread(lock, 64, 0).decode().split()
+        return Holder(writer, int(pid), int(first_batch))
+    except ValueError:
+        return Holder()

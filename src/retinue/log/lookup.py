@@ -13,7 +13,6 @@ from retinue.core.errors import Ambiguous, LogError, NotFound
 from retinue.core.events import RunSpawned
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader, OnProblem, StoredRun, ignore_problem
-from retinue.log.reading import is_at_work
 
 LAST = "last"
 MOST_CANDIDATES = 10
@@ -42,19 +41,16 @@ async def find_run(
     """
     if not name:
         return await _find_newest(log, on_problem, everything=everything)
-    problems: list[LogError] = []
-    runs = await _find_by_number(log, name) or await log.find_runs(name, problems.append)
-    for problem in problems:
-        on_problem(problem)
+    runs = await _find_by_number(log, name) or await log.find_runs(name, on_problem)
     own = runs if everything else [run for run in runs if not run.is_reported]
     found = _choose_runs(own, name) or _choose_runs(runs, name)
     if not found:
         if not await log.count_trees():
-            raise NotFound(f"no run is called '{name}': {_explain_nothing(log, problems)}")
+            raise NotFound(f"no run is called '{name}': {await _explain_nothing(log)}")
         hint = await _find_similar(log, name)
         raise NotFound(f"no run is called '{name}'{hint}; `retinue ps --all` lists them")
     if live and len(found) > 1:
-        found = [run for run in found if await is_at_work(log, run.first.tree)] or found
+        found = [run for run in found if (await log.read_status(run.first.tree)).is_at_work] or found
     if len(found) > 1:
         raise Ambiguous(name, _list_candidates(found))
     return found[0].ref
@@ -71,31 +67,27 @@ async def resolve_recent(
         return name
     if place == 0:
         raise NotFound("there is no '@0': '@1' is the newest tree, '@2' the one before it")
-    problems: list[LogError] = []
-    trees = await log.list_trees(problems.append, latest=place, reported=everything)
-    for problem in problems:
-        on_problem(problem)
+    trees = await log.list_trees(on_problem, latest=place, reported=everything)
     if len(trees) < place:
         if not trees:
-            raise NotFound(_explain_nothing(log, problems))
+            raise NotFound(await _explain_nothing(log))
         count = "only one tree" if len(trees) == 1 else f"only {len(trees)} trees"
         raise NotFound(f"there is no '{first}': this project has {count}; `retinue ps --all` lists them")
     return f"{trees[-1].tree}/{number}" if slash else f"{trees[-1].tree}/0"
 
 
 async def _find_newest(log: LogReader, on_problem: OnProblem, *, everything: bool) -> RunRef:
-    problems: list[LogError] = []
-    trees = await log.list_trees(problems.append, latest=1, reported=everything)
-    for problem in problems:
-        on_problem(problem)
+    trees = await log.list_trees(on_problem, latest=1, reported=everything)
     for run in await log.read_runs([stored.tree for stored in trees]):
         return run.ref
     if await log.count_trees():
         raise NotFound("there are only runs that were reported to another process; --all includes them")
-    raise NotFound(_explain_nothing(log, problems))
+    raise NotFound(await _explain_nothing(log))
 
 
-def _explain_nothing(log: LogReader, problems: Sequence[LogError]) -> str:
+async def _explain_nothing(log: LogReader) -> str:
+    problems: list[LogError] = []
+    await log.list_trees(problems.append, latest=1)
     if problems:
         return f"there is no run in {log.location} that can be read"
     return f"there are no runs in {log.location} yet: start one with `retinue run TASK`"

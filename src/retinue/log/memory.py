@@ -21,9 +21,8 @@ class MemoryLog(WatchableLog):
     cure = "start the process again"
 
     def __init__(self) -> None:
+        super().__init__()
         self._trees: defaultdict[str, list[Event]] = defaultdict(list)
-        self._feeds = {}
-        self.writer = str(os.getpid())
         self._is_open = True
 
     # Writing

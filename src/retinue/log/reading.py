@@ -47,12 +47,6 @@ def iterate_lines(log: LogReader, tree: str, *, after: int = 0) -> AsyncIterator
     return _iterate_pages(log.read_lines, tree, after)
 
 
-async def is_at_work(log: LogReader, tree: str) -> bool:
-    """Return True if a tree has not ended and its process is alive."""
-    status = await log.read_status(tree)
-    return status.is_live and not status.ended
-
-
 async def follow_lines(log: LogReader, tree: str, *, after: int = 0) -> AsyncGenerator[StoredLine, None]:
     """Yield the lines of a tree after number `after`, then new lines, until the tree has ended or no process writes
     it."""
@@ -61,7 +55,7 @@ async def follow_lines(log: LogReader, tree: str, *, after: int = 0) -> AsyncGen
         async for stored in iterate_lines(log, tree, after=after):
             after = stored.seq
             yield stored
-        if status.ended or not status.is_live:
+        if not status.is_at_work:
             return
         await asyncio.sleep(POLL_SECONDS)
 

@@ -28,7 +28,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache, partial
 from hashlib import blake2b
 from hmac import compare_digest
@@ -59,20 +59,20 @@ LARGEST_UNPACKED = 256 * 2**20  # larger batches are stored as they are
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PLACE = re.compile(rb'\{"seq":(\d+),"tree":"([^"]*)"')
 _INDEX = ("places", "trees", "runs", "tallies", "names")
-_LOST = "the writer's epoch is over"
+_LOST = "the epoch of the writer is over"
 _MAKE_LINES = f"""
 CREATE TABLE batches (id INTEGER PRIMARY KEY, lines BLOB NOT NULL, seal BLOB NOT NULL) STRICT;
 CREATE TABLE writer (epoch INTEGER NOT NULL, indexed INTEGER NOT NULL) STRICT;
 INSERT INTO writer VALUES (0, 0);
 CREATE VIEW appended AS SELECT NULL AS epoch, NULL AS batch, NULL AS lines, NULL AS seal;
 CREATE TRIGGER append_batch INSTEAD OF INSERT ON appended BEGIN
-  SELECT RAISE(ABORT, '{_LOST.replace("'", "''")}') WHERE NEW.epoch <> (SELECT epoch FROM writer);
+  SELECT RAISE(ABORT, '{_LOST}') WHERE NEW.epoch <> (SELECT epoch FROM writer);
   INSERT INTO batches VALUES (NEW.batch, NEW.lines, NEW.seal);
 END;
 CREATE VIEW indexed AS
   SELECT NULL AS epoch, NULL AS batch, NULL AS places, NULL AS trees, NULL AS runs, NULL AS tallies, NULL AS names;
 CREATE TRIGGER index_batches INSTEAD OF INSERT ON indexed BEGIN
-  SELECT RAISE(ABORT, '{_LOST.replace("'", "''")}') WHERE NEW.epoch <> (SELECT epoch FROM writer);
+  SELECT RAISE(ABORT, '{_LOST}') WHERE NEW.epoch <> (SELECT epoch FROM writer);
   INSERT INTO changes VALUES (NEW.places, NEW.trees, NEW.runs, NEW.tallies, NEW.names);
   UPDATE writer SET indexed = NEW.batch;
 END;
@@ -163,30 +163,40 @@ def describe_error(what: str, error: BaseException, db: apsw.Connection | None =
     return f"{what}: {one_line(error)}"
 
 
+@contextmanager
+def translate_errors(what: str, db: apsw.Connection | None = None) -> Iterator[None]:
+    """Turn SQLite's errors in the block into LogErrors that begin with the failed action (`what`). A damaged file
+    becomes LogDamaged."""
+    try:
+        yield
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise LogDamaged(describe_error(what, error, db)) from None
+    except apsw.Error as error:
+        raise LogError(describe_error(what, error, db)) from None
+    except (AttributeError, TypeError, ValueError) as error:  # SQLite returned values of other types than we write
+        raise LogDamaged(f"{what}: the file is damaged ({one_line(error)})") from None
+
+
 def open_writer(path: Path) -> apsw.Connection:
     """Open a log file for its only writing process. Create a new file if needed, and complete the index if the last
     writer was killed. Commits are on disk when they return."""
     with ExitStack() as undo:
         try:
             os.close(open_own_file(path))
-            db = apsw.Connection(str(path))
-            undo.callback(close_quietly, db)
-            db.set_busy_timeout(5000)
-            for pragma, value in (("journal_mode", "wal"), ("synchronous", "full")):
-                db.pragma(pragma, value)
-            if not db.execute("SELECT count(*) FROM sqlite_schema").get:
-                db.execute("BEGIN IMMEDIATE;" + _CREATE + "COMMIT;")
-            check_version(db, path)
-            index_tail(db)
+            with translate_errors(f"cannot open the log {path}"):
+                db = apsw.Connection(str(path))
+                undo.callback(close_quietly, db)
+                db.set_busy_timeout(5000)
+                for pragma, value in (("journal_mode", "wal"), ("synchronous", "full")):
+                    db.pragma(pragma, value)
+                if not db.execute("SELECT count(*) FROM sqlite_schema").get:
+                    db.execute("BEGIN IMMEDIATE;" + _CREATE + "COMMIT;")
+                check_version(db, path)
+                index_tail(db)
         except OSError as error:
             raise LogError(f"cannot write the log {path}: {error.strerror or error}") from None
-        except (AttributeError, TypeError, ValueError) as error:  # SQLite returned values of other types than we write
-            raise LogDamaged(f"cannot open the log {path}: the file is damaged ({one_line(error)})") from None
-        except (apsw.CorruptError, apsw.NotADBError) as error:
-            why = describe_error(f"cannot open the log {path}", error)
-            raise LogError(f"{why}; move it away, and a new one is begun") from None
-        except apsw.Error as error:
-            raise LogError(describe_error(f"cannot open the log {path}", error)) from None
+        except LogDamaged as error:
+            raise LogDamaged(f"{error}; move it away, and a new one is begun") from None
         undo.pop_all()
     return db
 
@@ -213,20 +223,17 @@ def open_reader(path: Path, *, immutable: bool = False) -> apsw.Connection:
     an empty journal; SQLite then creates no other files."""
     if path.is_symlink():
         raise LogError(f"cannot read the log {path}: it is a link")
-    with ExitStack() as undo:
-        try:
-            if immutable:
-                flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-                db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
-            else:
-                db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-            undo.callback(close_quietly, db)
-            db.set_busy_timeout(5000)
-            db.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
-            db.pragma("cache_size", -READER_CACHE_KIB)
-            check_version(db, path)
-        except apsw.Error as error:
-            raise LogError(describe_error(f"cannot read the log {path}", error)) from None
+    with ExitStack() as undo, translate_errors(f"cannot read the log {path}"):
+        if immutable:
+            flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+            db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
+        else:
+            db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        undo.callback(close_quietly, db)
+        db.set_busy_timeout(5000)
+        db.execute("PRAGMA temp_store = MEMORY; PRAGMA query_only = ON")
+        db.pragma("cache_size", -READER_CACHE_KIB)
+        check_version(db, path)
         undo.pop_all()
     return db
 
@@ -291,7 +298,7 @@ def reseal_batches(db: apsw.Connection) -> None:
     with db:
         for table in _INDEX:
             db.execute(f"DELETE FROM {table}")
-        index = TreeIndex()
+        index = _make_index(db)
         rows: list[int] = [row for (row,) in db.execute("SELECT id FROM batches ORDER BY id")]
         for row in rows:
             stored = db.execute("SELECT lines FROM batches WHERE id = ?", (row,)).get
@@ -328,13 +335,18 @@ def continue_index(db: apsw.Connection) -> TreeIndex:
     return TreeIndex(partial(load_whole, load_tree), partial(load_whole, load_run))
 
 
+def _make_index(db: apsw.Connection) -> TreeIndex:
+    """Return a `TreeIndex` that continues the stored index. Raises LogDamaged for a damaged row."""
+    return TreeIndex(partial(load_tree, db), partial(load_run, db))
+
+
 def begin_reading(db: apsw.Connection, trees: Collection[str] | None = None) -> list[LogError]:
     """Begin a transaction with a snapshot of the file, and complete the index in memory with the tail. With `trees`,
     only the events of those trees are added. Return the errors of damaged batches in the tail."""
     db.execute("BEGIN")
     tail, damaged = list_tail(db), list[LogError]()
     if tail:
-        index = TreeIndex(partial(load_tree, db), partial(load_run, db))
+        index = _make_index(db)
         _fold_tail(db, index, tail, trees, damaged.append)
         db.execute("PRAGMA query_only = OFF")
         db.execute(_JOIN_TAIL)
@@ -607,14 +619,17 @@ def load_batch(db: apsw.Connection, row: int) -> bytes:
 
 def lines_of_tree(db: apsw.Connection, tree: str, row: int) -> list[StoredLine]:
     """Return the lines of one tree in a batch. Raises LogDamaged like `load_batch`."""
-    name, found = tree.encode(), []
+    name = tree.encode()
+    return [StoredLine(int(place[1]), make_line(line)) for place, line in _place_lines(db, row) if place[2] == name]
+
+
+def _place_lines(db: apsw.Connection, row: int) -> Iterator[tuple[re.Match[bytes], bytes]]:
+    """Yield the lines of a batch, each after the match of its number and tree. Raises LogDamaged like `load_batch`."""
     for line in load_batch(db, row).split(b"\n"):
         place = _PLACE.match(line)
         if place is None:
             raise LogDamaged(f"{db.filename} holds a line that is not an event")
-        if place[2] == name:
-            found.append(StoredLine(int(place[1]), make_line(line)))
-    return found
+        yield place, line
 
 
 def find_last_batch(db: apsw.Connection) -> int:
@@ -645,7 +660,7 @@ def recover_file(db: apsw.Connection) -> apsw.Connection:
     damaged index; it takes time in proportion to the file's size."""
     recovered = apsw.Connection("")  # the empty name: a temporary file that SQLite removes
     recovered.execute(_CREATE)
-    index = TreeIndex()
+    index = _make_index(recovered)
     with recovered:
         for row in range(1, find_last_batch(db) + 1):
             try:
@@ -662,10 +677,7 @@ def recover_file(db: apsw.Connection) -> apsw.Connection:
 def check_batch(db: apsw.Connection, row: int) -> None:
     """Raise LogDamaged if a batch or its places in the index differ from the data written."""
     firsts: dict[str, int] = {}
-    for line in load_batch(db, row).split(b"\n"):
-        place = _PLACE.match(line)
-        if place is None:
-            raise LogDamaged(f"{db.filename} holds a line that is not an event")
+    for place, _ in _place_lines(db, row):
         firsts.setdefault(place[2].decode(), int(place[1]))
     for tree, seq in firsts.items():
         if db.execute("SELECT batch FROM places WHERE tree = ? AND seq = ?", (tree, seq)).get != row:

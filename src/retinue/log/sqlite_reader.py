@@ -21,7 +21,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial, wraps
 from itertools import islice
 from pathlib import Path
@@ -49,7 +49,7 @@ from retinue.log.tree_index import TreeRow
 
 BATCHES_AT_ONCE = 256
 HEALTH_SECONDS = 10.0
-_NEVER = 2**62  # a batch id that no writer reaches
+_NOBODY = locks.Holder(first_batch=2**62)  # no batch has this id
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -216,13 +216,11 @@ class SqliteReader:
             if lock is None:
                 raise LogError(f"{file} is being written by another process: try later")
             try:
-                db = schema.open_writer(file)
-                try:
+                with (
+                    schema.translate_errors(f"cannot take over the log {file}"),
+                    closing(schema.open_writer(file)) as db,
+                ):
                     schema.reseal_batches(db)
-                finally:
-                    db.close()
-            except apsw.Error as error:
-                raise LogError(schema.describe_error(f"cannot take over the log {file}", error)) from None
             finally:
                 os.close(lock)
 
@@ -306,17 +304,8 @@ def _read_tree(file: Path, tree: str, *, after: int, limit: int | None) -> list[
 @contextmanager
 def open_log_file(file: Path) -> Iterator[apsw.Connection]:
     """Open a log file for reading. SQLite errors in the block become LogErrors."""
-    db = _connect(file)
-    try:
+    with closing(_connect(file)) as db, schema.translate_errors(f"cannot read the log {file}"):
         yield db
-    except apsw.CorruptError as error:
-        raise LogDamaged(schema.describe_error(f"cannot read the log {file}", error)) from None
-    except apsw.Error as error:
-        raise LogError(schema.describe_error(f"cannot read the log {file}", error)) from None
-    except (AttributeError, TypeError, ValueError) as error:  # SQLite returned values of other types than we write
-        raise LogDamaged(f"cannot read the log {file}: the file is damaged ({one_line(error)})") from None
-    finally:
-        db.close()
 
 
 def query_file(
@@ -331,23 +320,19 @@ def query_file(
     If the index is damaged, report that to `on_problem` and repeat the query on a new index of the events that can be
     read. Damaged batches that are not indexed yet are reported too.
     """
-    try:
-        with open_log_file(file) as db:
-            damaged = schema.begin_reading(db, trees)
-            found = query(db)
-    except LogDamaged as error:
-        on_problem(error)
-    else:
-        for problem in damaged[:1]:  # one report for all of them
-            on_problem(problem)
-        return found
-    db = _connect(file)
-    recovered = schema.recover_file(db)
-    try:
+    with closing(_connect(file)) as db:
+        try:
+            with schema.translate_errors(f"cannot read the log {file}"):
+                damaged = schema.begin_reading(db, trees)
+                found = query(db)
+        except LogDamaged as error:
+            on_problem(error)
+        else:
+            for problem in damaged[:1]:  # one report for all of them
+                on_problem(problem)
+            return found
+    with open_log_file(file) as db, closing(schema.recover_file(db)) as recovered:
         return query(recovered)
-    finally:
-        recovered.close()
-        db.close()
 
 
 def _connect(file: Path) -> apsw.Connection:
@@ -369,14 +354,14 @@ def _list_trees_of(
 ) -> list[StoredTree]:
     """List the trees of a file. Processes reuse files, so the holder of the lock is the writer only of trees with a
     batch of its own."""
-    holder = locks.read_holder(file) or locks.Holder(0, _NEVER)
+    holder = locks.read_holder(file) or _NOBODY
     query = partial(schema.list_trees, latest=latest, only=only, reported=reported, first_batch=holder.first_batch)
     return [_describe_tree(row, holder) for row in query_file(file, query, on_problem)]
 
 
 def _load_status(file: Path, tree: str) -> StoredTree | None:
     """Return the state of a tree in the file, or None if the file does not contain the tree."""
-    holder = locks.read_holder(file) or locks.Holder(0, _NEVER)
+    holder = locks.read_holder(file) or _NOBODY
     row = query_file(file, partial(schema.load_tree, tree=tree), trees=[tree])
     return None if row is None else _describe_tree(row, holder)
 
@@ -423,7 +408,7 @@ def _delete_trees(file: Path, lock: int, trees: list[str]) -> int:
     size = _size_of(file)
     db = schema.open_writer(file)
     try:
-        locks.sign_lock(lock, schema.next_batch(db))  # so readers count no tree in it as live
+        locks.sign_lock(lock, "cleanup", schema.next_batch(db))  # so readers count no tree in it as live
         schema.delete_trees(db, trees)
     finally:
         db.close()

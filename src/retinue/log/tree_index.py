@@ -1,7 +1,7 @@
 """The index of a log: one row per tree and per run, with all data for lists and lookups.
 
-The index folds written events into rows, so lists seldom read events. It knows no files: `schema` stores the rows. The
-same fold can rebuild them from the events alone.
+The index folds written events into rows, so lists seldom read events. It knows no files: the log stores the rows, as
+`schema` does. The same fold can rebuild them from the events alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from retinue.log.runs import RunView, make_view
 class TreeRow(Struct, eq=False, gc=False):
     """The state of a tree. `root` is the run whose ending ends the tree: the primary, or a run that continues the tree
     after the primary ended. `gone_at` is the time of the newest event other than `run.resumed`, `last_batch` the batch
-    of the newest event."""
+    of the newest event, in a log that numbers its batches."""
 
     tree: str
     spawned_at: float
@@ -89,31 +89,28 @@ LoadRun = Callable[[str, int], StoredRun | None]
 
 
 class TreeIndex:
-    """The rows of the trees that one writer writes. Holds only trees and runs that have not ended.
+    """The rows of the trees that one writer writes. Once its changes are stored, it holds only trees and runs that have
+    not ended. `load_tree` and `load_run` load the stored rows of a tree that continues; by default there are none."""
 
-    `load_tree` and `load_run` load the stored rows of a tree that continues. Without them the index holds all rows,
-    because none are stored.
-    """
-
-    def __init__(self, load_tree: LoadTree | None = None, load_run: LoadRun | None = None) -> None:
+    def __init__(self, load_tree: LoadTree = lambda _: None, load_run: LoadRun = lambda _tree, _run: None) -> None:
         self._load_tree, self._load_run = load_tree, load_run
         self._trees: dict[str, _Tree] = {}
         self._changed: dict[str, None] = {}
         self._places: list[tuple[str, int, int]] = []
 
-    def apply(self, events: Iterable[Event], batch: int) -> None:
-        """Fold the events of a batch. Events that the index already contains are skipped."""
+    def apply(self, events: Iterable[Event], batch: int = 0) -> None:
+        """Fold the events of a batch. Events that the index already contains are skipped. `batch` is the number of the
+        batch, higher than those before; a log that does not number its commits has none, and gets no `places`."""
         for event in events:
             tree = self._trees.get(event.tree)
             if tree is None:
-                row = None if self._load_tree is None else self._load_tree(event.tree)
-                tree = self._trees[event.tree] = _Tree(row or TreeRow.begin(event))
+                tree = self._trees[event.tree] = _Tree(self._load_tree(event.tree) or TreeRow.begin(event))
             if event.seq <= tree.row.last_seq:
                 continue
+            self._changed[event.tree] = None
             if tree.row.last_batch != batch:
                 tree.row.last_batch = batch
                 self._places.append((event.tree, event.seq, batch))
-                self._changed[event.tree] = None
             known = tree.runs.get(event.run) or self._find_run(tree, event)
             if known is not None:
                 view = known[1]
@@ -138,16 +135,15 @@ class TreeIndex:
         return changes
 
     def settle(self) -> None:
-        """Forget the changes, now written, and drop the trees and runs that have ended."""
-        keeps_all = self._load_tree is None
+        """Forget the changes, now stored, and drop the trees and runs that have ended."""
         for name in self._changed:
             tree = self._trees[name]
             for number in tree.changed:
-                if tree.runs[number][1].ended is not None and not keeps_all:
+                if tree.runs[number][1].ended is not None:
                     del tree.runs[number]
             tree.changed.clear()
             tree.spawned.clear()
-            if tree.row.ended and not keeps_all:
+            if tree.row.ended:
                 del self._trees[name]
         self._changed.clear()
         self._places = []
@@ -171,7 +167,7 @@ class TreeIndex:
             )
             tree.spawned[event.run] = None
         else:
-            stored = None if self._load_run is None else self._load_run(event.tree, event.run)
+            stored = self._load_run(event.tree, event.run)
             if stored is None:
                 return None
             known = stored.first, make_view(stored, keeps_texts=False)
@@ -182,7 +178,7 @@ class TreeIndex:
 def summarize_runs(events: Sequence[Event]) -> list[StoredRun]:
     """Return the runs of a tree as the index has them, computed from its events."""
     index = TreeIndex()
-    index.apply(events, 1)
+    index.apply(events)
     changes = index.list_changes()
     is_reported = any(row.reported for row in changes.trees)
     return [structs.replace(run, is_reported=is_reported) for run in changes.tallied]

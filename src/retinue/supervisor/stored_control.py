@@ -81,10 +81,12 @@ class StoredTrees:
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
         if live:
             return []
-        return [
-            describe_tree(each.runs, writer=None if each.ended or each.writer == self.writer else each.writer)
-            for each in await summarize_trees(self._log, await self._log.list_trees())
-        ]
+        found = []
+        for each in await summarize_trees(self._log, await self._log.list_trees()):
+            writer = each.stored.writer
+            is_at_work = not each.ended and writer != self.writer
+            found.append(describe_tree(each.runs, writer=writer if is_at_work else None))
+        return found
 
     async def find_run(self, name: str) -> RunRef:
         return await lookup.find_run(self._log, name)

@@ -47,7 +47,7 @@ def test_modes_whatever_the_umask(tmp_path: Path, umask: int) -> None:
 async def test_the_file_says_where_the_server_is_and_goes_with_it(tmp_path: Path) -> None:
     async with serve_supervisor(tmp_path) as h:
         [file] = (h.state / "control").iterdir()
-        assert file.name == f"{os.getpid()}.json"
+        assert file.name.startswith(f"{os.getpid()}-")
         assert find_address(h.state, h.supervisor.log.writer) == h.server.address
         assert find_addresses(h.state) == [h.server.address]
         assert len(h.server.address.token) >= 43
@@ -79,8 +79,9 @@ def test_a_file_that_others_can_open_is_not_used_though_somebody_holds_its_lock(
 @pytest.mark.requirement("P23")
 def test_a_file_whose_process_died_is_ignored_and_removed(tmp_path: Path) -> None:
     """Also when another process has got its number since: this one has ours."""
-    left = tmp_path / "control" / f"{os.getpid()}.json"
-    left.parent.mkdir()
+    file = AddressFile(tmp_path, make_address())
+    left = file.path
+    file.remove()
     left.write_text(json.dumps({"version": 1, "pid": os.getpid(), "port": 1, "token": "x", "writer": "me"}))
     assert find_address(tmp_path, "me") is None
     assert not left.exists()
@@ -91,7 +92,7 @@ def test_a_file_whose_process_died_is_ignored_and_removed(tmp_path: Path) -> Non
 
 
 def test_a_process_is_found_by_its_id_in_the_log_whatever_that_looks_like(tmp_path: Path) -> None:
-    """No id leads out of the folder: files are named by processes."""
+    """No id leads out of the folder, although the files are named by it."""
     files = [
         AddressFile(tmp_path, make_address(pid=pid, writer=writer))
         for pid, writer in ((70, "host-a:1f"), (71, "../71"))
@@ -100,6 +101,18 @@ def test_a_process_is_found_by_its_id_in_the_log_whatever_that_looks_like(tmp_pa
     assert [address and address.pid for address in found] == [70, 71, None, None]
     for file in files:
         file.remove()
+
+
+def test_processes_of_two_containers_with_equal_pids_are_both_found(tmp_path: Path) -> None:
+    """Each of them may be process 1 of its container."""
+    first, second = (AddressFile(tmp_path, make_address(pid=1, writer=writer)) for writer in ("me", "you"))
+    assert [find_address(tmp_path, writer) for writer in ("me", "you")] == [
+        make_address(pid=1, writer="me"),
+        make_address(pid=1, writer="you"),
+    ]
+    first.remove()
+    assert find_addresses(tmp_path) == [make_address(pid=1, writer="you")]
+    second.remove()
 
 
 def test_what_is_no_file_of_ours_is_not_read(tmp_path: Path) -> None:

@@ -129,8 +129,8 @@ async def test_the_questions_of_a_stopped_process_are_unknown(
         run = h.run({"main": [WRITE, HANG]})
         [question] = await h.questions()
         with pytest.raises(ReplyTimeout, match="process 1 does not answer, so it is not known what it asks"):
-            await list_questions({1: silent})
-        [found] = await list_questions({1: silent, 2: h.client})
+            await list_questions([(1, silent)])
+        [found] = await list_questions([(1, silent), (2, h.client)])
         assert (found.approval.id, found.pid) == (question.id, 2)
         assert "warning: process 1 does not answer, so it is not known what it asks" in capsys.readouterr().err
         await h.client.cancel(run.ref.tree)

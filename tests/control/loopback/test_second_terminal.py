@@ -330,7 +330,7 @@ def test_detached_goes_on_alone(project: Project) -> None:
     private = [
         folder / "control",
         folder / f"runs/{tree}/0",
-        folder / f"control/{pid}.json",
+        *(folder / "control").glob(f"{pid}-*.json"),
         folder / f"runs/{tree}/0/stderr.txt",
     ]
     assert [path.stat().st_mode & 0o777 for path in private] == [0o700, 0o700, 0o600, 0o600]

@@ -19,8 +19,9 @@ from typing import Any
 
 import msgspec
 
-from retinue.build.servers import connect_to_processes
+from retinue.build.servers import connect_to_server
 from retinue.concurrency import TaskOwner
+from retinue.control.address_files import find_addresses
 from retinue.core.approvals import Allow, Approval, Decision, Deny, QuestionChange, QuestionClosed, describe_closing
 from retinue.core.control import Control
 from retinue.core.errors import ApproverLeft, ConfigError, NotFound, RetinueError
@@ -406,13 +407,14 @@ class QuestionWatch:
         """Watch until the user leaves."""
         if self._asks:
             self._asker = PanelAsker(self._left.set) if can_draw(0, 1) else LineAsker(self._printer)
-        followed: dict[int, asyncio.Task[None]] = {}
+        followed: dict[str, asyncio.Task[None]] = {}  # by the process's id in the log
         async with self._tasks:
             try:
                 while not self._left.is_set():
-                    for pid, control in connect_to_processes(self._project.state).items():
-                        if pid not in followed or followed[pid].done():
-                            followed[pid] = self._tasks.start(self._follow(pid, control))
+                    for address in find_addresses(self._project.state):
+                        if address.writer not in followed or followed[address.writer].done():
+                            following = self._follow(address.pid, connect_to_server(address))
+                            followed[address.writer] = self._tasks.start(following)
                     self._printer.check_output()
                     await asyncio.sleep(POLL_SECONDS)
             finally:

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from retinue.build.logs import open_stored_control
-from retinue.build.servers import connect_to_process
+from retinue.build.servers import connect_to_server
+from retinue.control.address_files import find_address
 from retinue.core.control import Control
 from retinue.core.errors import ConfigError
 from retinue.core.messages import RunRef
-from retinue.core.ports import LogReader
+from retinue.core.ports import LogReader, name_process
 from retinue.log.listing import Listing
 from retinue.surfaces.cli.output import ProjectLog
 from retinue.surfaces.printer import colors, safe
@@ -25,7 +26,8 @@ NO_ANSWER_YET = "{who} does not answer yet ..."
 async def connect_to_tree(project: ProjectLog, tree: str) -> Control | None:
     """Return the Control of the process that runs `tree`, or None if there is no process or no control server."""
     writer = (await project.log.read_status(tree)).writer
-    return None if writer is None else connect_to_process(project.state, writer)
+    address = None if writer is None else find_address(project.state, writer)
+    return None if address is None else connect_to_server(address)
 
 
 async def open_runs_control(project: ProjectLog, tree: Listing, runs: Sequence[int]) -> Control:
@@ -42,15 +44,14 @@ async def connect_to_run(project: ProjectLog, found: RunRef) -> Control | None:
     Raises ConfigError if the process is gone or has no control server."""
     if await find_status(project.log, found) is not None:
         return None
-    writer = (await project.log.read_status(found.tree)).writer
-    if writer is None:
+    stored = await project.log.read_status(found.tree)
+    if stored.writer is None:
         raise ConfigError(f"{found.name} was interrupted, its process is gone: retinue resume {found.tree}")
-    control = connect_to_process(project.state, writer)
-    if control is None:
-        raise ConfigError(
-            f"process {writer} runs {found.name} and has no control server: it was started with --no-control"
-        )
-    return control
+    address = find_address(project.state, stored.writer)
+    if address is None:
+        who = name_process(stored.pid)
+        raise ConfigError(f"{who} runs {found.name} and has no control server: it was started with --no-control")
+    return connect_to_server(address)
 
 
 @contextmanager

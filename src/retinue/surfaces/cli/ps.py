@@ -9,6 +9,7 @@ import time
 
 from retinue.control.address_files import find_address
 from retinue.core.errors import LogError
+from retinue.core.ports import name_process
 from retinue.log.accounts import format_cost
 from retinue.log.blocks import Role, format_count
 from retinue.log.listing import Listing, load_listings
@@ -95,10 +96,11 @@ def _list_runs(args: argparse.Namespace) -> int:
             f"\n{format_count(asking, 'run')} {'waits' if asking == 1 else 'wait'} for your answer: retinue approvals"
         )
     for each in found:
-        if each.writer is not None and any(view.ended is None for view in each.list_runs()):
-            has_server = find_address(project.state, each.writer) is not None
+        stored = each.stored
+        if stored.writer is not None and any(view.ended is None for view in each.list_runs()):
+            has_server = find_address(project.state, stored.writer) is not None
             how = "its control server is running" if has_server else "it has no control server"
-            print(f"\n{each.tree} runs in process {each.writer}; {how}")
+            print(f"\n{each.tree} runs in {name_process(stored.pid)}; {how}")
     for each in found:
         if not each.live and not each.ended:
             print(f"\n{each.tree} was interrupted: retinue resume {each.tree}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from retinue.build.servers import connect_to_processes
+from retinue.build.servers import connect_to_server
+from retinue.control.address_files import find_addresses
 from retinue.core.approvals import Allow, Answered, Approval, Decision, QuestionClosed, describe_closing
 from retinue.core.control import Control
 from retinue.core.errors import Ambiguous, ControlUnreachable, NotFound, ReplyTimeout, RetinueError
@@ -50,19 +51,18 @@ async def find_waiting(project: output.ProjectLog) -> list[PendingQuestion]:
 
     Prints a warning for each process that does not reply in time. Raises ReplyTimeout if there is such a process and no
     question of another one, because then nobody knows whether anything waits."""
-    return await list_questions(connect_to_processes(project.state))
+    found = find_addresses(project.state)
+    return await list_questions([(address.pid, connect_to_server(address)) for address in found])
 
 
-async def list_questions(processes: Mapping[int, Control]) -> list[PendingQuestion]:
-    """Do as `find_waiting`, for these processes."""
-    pending = await asyncio.gather(*(_list_pending(pid, control) for pid, control in processes.items()))
-    listed = dict(zip(processes, pending, strict=True))
+async def list_questions(processes: Sequence[tuple[int, Control]]) -> list[PendingQuestion]:
+    """Do as `find_waiting`, for these processes, given by their ids and Controls."""
+    pending = await asyncio.gather(*(_list_pending(pid, control) for pid, control in processes))
+    listed = list(zip(processes, pending, strict=True))
     found = [
-        PendingQuestion(approval, pid, processes[pid])
-        for pid, approvals in listed.items()
-        for approval in approvals or ()
+        PendingQuestion(approval, pid, control) for (pid, control), approvals in listed for approval in approvals or ()
     ]
-    silent = [UNKNOWN_QUESTIONS.format(pid=pid) for pid, approvals in listed.items() if approvals is None]
+    silent = [UNKNOWN_QUESTIONS.format(pid=pid) for (pid, _), approvals in listed if approvals is None]
     if silent and not found:
         raise ReplyTimeout("; ".join(silent))
     for text in silent:
@@ -214,7 +214,7 @@ async def spread_rule(
         return  # it reads the rule when it starts again
     for each in found:
         about = each.approval
-        if each.pid == answered.pid or about.rule != rule:
+        if each.control.writer == answered.control.writer or about.rule != rule:
             continue
         try:
             outcome = await send_answer(project, each, Allow("project"), surface=surface)

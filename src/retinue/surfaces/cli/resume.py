@@ -12,13 +12,14 @@ from pathlib import Path
 import msgspec
 
 from retinue.build.parts import MAIN
-from retinue.build.servers import connect_to_process
+from retinue.build.servers import connect_to_server
+from retinue.control.address_files import find_address
 from retinue.core.control import RAN_ELSEWHERE, Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, LogHeld, NotFound
 from retinue.core.events import RunEnded, decode_raw
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
-from retinue.core.ports import LogReader
+from retinue.core.ports import LogReader, name_process
 from retinue.core.profiles import RUNTIMES
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import find_reported_run, find_run, resolve_recent
@@ -117,15 +118,14 @@ def resume_conversation(args: argparse.Namespace, project: output.ProjectLog, fo
     if found.live:
         client = asyncio.run(control_clients.connect_to_tree(project, found.tree))
         if client is None:
-            raise ConfigError(
-                f"process {found.writer} runs {found.tree} without a control server: end the conversation there first"
-            )
+            who = name_process(found.stored.pid)
+            raise ConfigError(f"{who} runs {found.tree} without a control server: end the conversation there first")
         ref = asyncio.run(client.find_run(found.tree))
-        conversation, code = asyncio.run(attach_conversation(args, client, ref, known=found.last_seq))
+        conversation, code = asyncio.run(attach_conversation(args, client, ref, known=found.stored.last_seq))
         if conversation.parting != "lost":
             return code
         found = asyncio.run(load_listing(project.log, found.tree))
-        shown, unsent = found.last_seq, conversation.take_unsent()
+        shown, unsent = found.stored.last_seq, conversation.take_unsent()
     args.wait_approvals = DETACHED_WAIT_SECONDS if args.wait_approvals is None else args.wait_approvals
     start = keep_runtime(args, prepare(args), found)
     overrides = make_overrides(args, start)
@@ -136,7 +136,7 @@ def resume_conversation(args: argparse.Namespace, project: output.ProjectLog, fo
     else:
         opening = Opening(
             resume=lambda control: control.resume(found.tree, overrides),
-            known=found.last_seq,
+            known=found.stored.last_seq,
             shown=shown,
             unsent=unsent,
         )
@@ -160,9 +160,8 @@ async def find_interrupted_tree(log: LogReader, name: str | None) -> Listing:
             f"{found.tree} has ended: {primary.status}; `retinue continue {found.tree} TEXT` continues it"
         )
     if found.live:
-        raise ConfigError(
-            f"{found.tree} is not interrupted: process {found.writer} runs it (`retinue tail -f {found.tree}`)"
-        )
+        who = name_process(found.stored.pid)
+        raise ConfigError(f"{found.tree} is not interrupted: {who} runs it (`retinue tail -f {found.tree}`)")
     return found
 
 
@@ -253,31 +252,23 @@ def run_in_tree(
     overrides = make_overrides(args, start)
     try:
         start = keep_runtime(args, start, found)
-        return run_tree(args, start, lambda control: begin(control, overrides), after=found.last_seq)
+        return run_tree(args, start, lambda control: begin(control, overrides), after=found.stored.last_seq)
     except LogHeld as held:
-        client = _find_holder(project, found.tree, held.writer, limits=start.limits)
+        address = find_address(project.state, held.writer)
+        if address is None:
+            raise ConfigError(f"{held}, which has no control server: try later") from None
+        if start.limits != Limits():
+            raise ConfigError(
+                f"process {address.pid} writes the log of {found.tree} and runs it: its limits cannot be changed from "
+                "here"
+            ) from None
         theirs = ResumeOverrides(model=start.model, unattended=start.parts.is_unattended)
-        return asyncio.run(_run_elsewhere(args, project, found, held.writer, begin(client, theirs)))
-
-
-def _find_holder(project: output.ProjectLog, tree: str, writer: str, *, limits: Limits) -> Control:
-    """Return the Control of the process that writes the log of the tree, as `writer`.
-
-    Raises ConfigError if there is no control server, or if `limits` are set, which that process does not accept."""
-    control = connect_to_process(project.state, writer)
-    if control is None:
-        raise ConfigError(
-            f"the log of {tree} is being written by process {writer}, which has no control server: try later"
-        )
-    if limits != Limits():
-        raise ConfigError(
-            f"process {writer} writes the log of {tree} and runs it: its limits cannot be changed from here"
-        )
-    return control
+        starting = begin(connect_to_server(address), theirs)
+        return asyncio.run(_run_elsewhere(args, project, found, address.pid, starting))
 
 
 async def _run_elsewhere(
-    args: argparse.Namespace, project: output.ProjectLog, found: Listing, writer: str, starting: Awaitable[RunHandle]
+    args: argparse.Namespace, project: output.ProjectLog, found: Listing, pid: int, starting: Awaitable[RunHandle]
 ) -> int:
     """Start the run in the process that writes the log of the tree, show it here, and return the exit code."""
     begun = await starting
@@ -286,18 +277,18 @@ async def _run_elsewhere(
         return 0
     printer = make_printer(args)
     printer.show_note(
-        f"{begun.tree} runs in process {writer}, which writes its log; that process decides what needs an approval"
+        f"{begun.tree} runs in process {pid}, which writes its log; that process decides what needs an approval"
     )
     runs = Runs(found.tree)
     async with aclosing(follow_events(project.log, found.tree)) as events:
         async for event in events:
             runs.apply(event)
-            (printer.show_event if event.seq > found.last_seq else printer.recall_event)(event)
+            (printer.show_event if event.seq > found.stored.last_seq else printer.recall_event)(event)
             if event.run == begun.number and isinstance(event.body, RunEnded):
                 break
     view = runs.runs.get(begun.number)
     if view is None or view.ended is None:
-        raise ConfigError(f"process {writer} is gone too: retinue resume {found.tree}")
+        raise ConfigError(f"process {pid} is gone too: retinue resume {found.tree}")
     result = view.result(found.tree)
     unapplied = await find_unapplied(result, project.state)
     return print_answer(ShownTree(result, runs), printer, unapplied, as_json=args.json, continuable=True)

@@ -9,7 +9,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from retinue.build.servers import watch_process_lines
+from retinue.build.servers import watch_server_lines
+from retinue.control.address_files import find_address
 from retinue.core.errors import ControlUnreachable, NotFound
 from retinue.core.events import Delta, RunEnded, RunSpawned
 from retinue.log.reading import decode_line, follow_lines, iterate_lines
@@ -139,10 +140,10 @@ async def _read_lines(
             yield stored.line
         return
     writer = (await project.log.read_status(tree)).writer
-    live = None if writer is None else watch_process_lines(project.state, writer, tree, after=after, deltas=deltas)
-    if live is not None:
+    address = None if writer is None else find_address(project.state, writer)
+    if address is not None:
         try:
-            async with aclosing(live) as lines:
+            async with aclosing(watch_server_lines(address, tree, after=after, deltas=deltas)) as lines:
                 async for line in lines:
                     item = decode_item(line)
                     after = after if isinstance(item, Delta) else item.seq
