@@ -25,7 +25,6 @@ from retinue.log.runs import Runs
 from retinue.surfaces.cli.host_process import open_process
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.signals import Signals
-from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.approver import attach_terminal
 from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.printer import Printer, PrintThread
@@ -203,29 +202,6 @@ class BlockScreen:
 
     def _say(self, text: str) -> None:
         self.thread.submit(self._printer.show_note, text)
-
-
-class ServerScreen:
-    """A screen that prints the trees of a server as blocks. Prints a tree's label when the output switches to it."""
-
-    def __init__(self, printer: Printer, *, in_thread: bool = True) -> None:
-        self.thread = PrintThread(in_thread=in_thread)
-        self._printer = printer
-        self._shown = ""
-
-    def say(self, text: str) -> None:
-        """Print a message of the server itself."""
-        self.thread.submit(self._printer.show_note, safe.escape_line(text))
-
-    def begin_tree(self, tree: str, text: str) -> None:
-        """Print a line about a new tree. Its next block then needs no label."""
-        self.say(text)
-        self._shown = tree
-
-    def print_event(self, event: Event, label: str) -> None:
-        """Print an event of a tree. Call it only in the print thread."""
-        if self._printer.show_event(event, below="" if self._shown == event.tree else f"-- {safe.escape_line(label)}"):
-            self._shown = event.tree
 
 
 class TelemetryWarnings(logging.Handler):
