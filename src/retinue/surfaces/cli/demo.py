@@ -31,7 +31,7 @@ from retinue.core.teams import Member
 from retinue.files.reserved import STATE_FOLDER
 from retinue.log.runs import Runs
 from retinue.surfaces.cli import output
-from retinue.surfaces.cli.foreground import EXIT_CODES, find_unapplied, print_answer
+from retinue.surfaces.cli.foreground import EXIT_CODES, print_answer
 from retinue.surfaces.cli.live import Display, ShownTree, run_and_show
 from retinue.surfaces.cli.main import FAILED
 from retinue.surfaces.cli.options import add_level_options
@@ -144,8 +144,7 @@ def execute_demo(args: argparse.Namespace) -> int:
     if shown.stuck:
         output.exit_stuck(code)
     if live:
-        unapplied = asyncio.run(find_unapplied(shown.result, parts.state))
-        print_answer(shown, printer, unapplied, as_json=False, live=True)
+        print_answer(shown, printer, as_json=False, live=True, continuable=False)
         printer.show_note(f"Look closer: cd {shlex.quote(str(project))} && {command} ps")
         return code
     _print_outcome(printer, shown)

@@ -8,15 +8,11 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from retinue.build.logs import open_stored_control
-from retinue.core.changes import RunCopy
 from retinue.core.control import RunHandle
-from retinue.core.errors import ConfigError, OutputFailed, RetinueError
+from retinue.core.errors import ConfigError, OutputFailed
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.files.private import make_private_folder, open_private_file
@@ -35,13 +31,6 @@ EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
 CONTINUABLE = ("failed", "limited", "timed_out", "cancelled")
 UNCONFIRMED_HINT = "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
 DETACHED_FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
-
-
-class UnappliedChanges(NamedTuple):
-    """The changes of the run `name` (TREE/N) in this number of files, which were not applied."""
-
-    name: str
-    files: int
 
 
 def run_tree(
@@ -80,23 +69,14 @@ def run_tree(
         announce=announce if args.detach else None,
         profile=profile,
     )
-    shown = asyncio.run(running)
-    unapplied = asyncio.run(find_unapplied(shown.result, start.parts.state))
-    continuable = start.parts.state is not None
-    return print_answer(shown, printer, unapplied, as_json=args.json, live=live, continuable=continuable)
+    return print_answer(asyncio.run(running), printer, as_json=args.json, live=live)
 
 
 def print_answer(
-    shown: ShownTree,
-    printer: Printer,
-    unapplied: Sequence[UnappliedChanges],
-    *,
-    as_json: bool,
-    live: bool = False,
-    continuable: bool = False,
+    shown: ShownTree, printer: Printer, *, as_json: bool, live: bool = False, continuable: bool = True
 ) -> int:
-    """Print the summary on stderr and the answer on stdout, and return the exit code. `unapplied` are the changes that
-    the user can apply. `continuable` means that the run is in the log of the project.
+    """Print the summary on stderr and the answer on stdout, and return the exit code. `continuable` means that the run
+    is in the log of the project.
 
     After the live view (`live`), print the answer first, then one line of totals. Print nothing on a stuck terminal,
     and end the process."""
@@ -104,7 +84,7 @@ def print_answer(
     code = EXIT_CODES.get(result.status, FAILED) or (FAILED if shown.log_error is not None else 0)
     if live and not shown.stuck:
         _print_result(result, as_json=as_json, rendered=shares_terminal(), stored=continuable)
-        _print_live_end(shown, printer, unapplied)
+        _print_live_end(shown, printer)
         if continuable:
             _suggest_continue(shown, printer)
         return code
@@ -115,7 +95,7 @@ def print_answer(
                 printer.show_text(format_summary(shown.runs, color=printer.color))
             more = f"more: retinue show {result.tree} · retinue tail {result.tree}"
             printer.show_text(colors.paint_faint(more, color=printer.color))
-        for name, count in unapplied:
+        for name, count in shown.unapplied:
             files = format_count(count, "file")
             printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
         _print_failure(shown)
@@ -136,9 +116,9 @@ def shares_terminal() -> bool:
         return False
 
 
-def _print_live_end(shown: ShownTree, printer: Printer, unapplied: Sequence[UnappliedChanges]) -> None:
+def _print_live_end(shown: ShownTree, printer: Printer) -> None:
     """Print how to review and apply the changes, then one line of totals, below the answer of a live view."""
-    result = shown.result
+    result, unapplied = shown.result, shown.unapplied
     printer.note_foreign_output()
     is_primary = [name for name, _ in unapplied] == [f"{result.tree}/0"]
     for name, count in [("", unapplied[0].files)] if is_primary else [(f" {name}", count) for name, count in unapplied]:
@@ -183,30 +163,6 @@ def _print_result(result: Result[Any], *, as_json: bool, rendered: bool, stored:
     except OutputFailed as error:
         hint = f"; `retinue show {result.tree}/{result.run}` has the answer" if stored else ""
         raise OutputFailed(error.error, hint) from None
-
-
-async def find_unapplied(result: Result[Any], state: Path | None) -> list[UnappliedChanges]:
-    """Return the changes in the tree of `result` that were not applied yet. Changes whose records cannot be read any
-    more do not count as applied: the answer must not be lost."""
-    copies: dict[int | None, RunCopy] = {}
-    if state is not None:
-        with suppress(OSError, RetinueError):
-            copies = {copy.run: copy for copy in await open_stored_control(state).list_copies(result.tree)}
-    return list(_find_unapplied(result, copies))
-
-
-def _find_unapplied(result: Result[Any], copies: Mapping[int | None, RunCopy]) -> Iterator[UnappliedChanges]:
-    """Yield the unapplied changes of each run. `copies` holds the copied workspaces by their runs.
-
-    Children of a run with changes or of a team are skipped: their changes went into the copy of that run, and a team
-    presents only the changes of one member."""
-    copy = copies.get(result.run if result.team is None else result.team.presented)
-    count = result.changed_count if copy is None or copy.unapplied is None else copy.unapplied
-    if count:
-        yield UnappliedChanges(f"{result.tree}/{result.run}", count)
-    if not (count or result.changed_count or result.team is not None):
-        for child in result.children:
-            yield from _find_unapplied(child, copies)
 
 
 def redirect_output(state: Path, run: RunHandle) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from retinue.build.parts import Parts
 from retinue.concurrency import TaskOwner
+from retinue.core.changes import RunCopy
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import LogError, RetinueError
 from retinue.core.events import Delta, Event
@@ -35,13 +36,21 @@ LOGGED_SECONDS = 10.0
 _TELEMETRY_LOGGERS = ("opentelemetry", "retinue.telemetry")
 
 
+class UnappliedChanges(NamedTuple):
+    """The changes of the run `name` (TREE/N) in this number of files, which were not applied."""
+
+    name: str
+    files: int
+
+
 @dataclass(frozen=True)
 class ShownTree:
-    """A tree that was shown to its end. `stuck` is True if the terminal took no more text; `log_error` is the error of
-    the log."""
+    """A tree that was shown to its end. `unapplied` are the changes that the user can apply. `stuck` is True if the
+    terminal took no more text; `log_error` is the error of the log."""
 
     result: Result[Any]
     runs: Runs
+    unapplied: Sequence[UnappliedChanges] = ()
     stuck: bool = False
     log_error: str | None = None
 
@@ -94,7 +103,8 @@ async def run_and_show(
                         announce(run)
                     shown = await _show_to_end(run, screen, signals)
                     await screen.close()
-                    shown = replace(shown, stuck=shown.stuck or screen.is_stuck)
+                    unapplied = await find_unapplied(shown.result, control)
+                    shown = replace(shown, stuck=shown.stuck or screen.is_stuck, unapplied=unapplied)
                     await _wait_for_other_trees(control, signals, printer, stuck=shown.stuck)
             except LogError as error:
                 if shown is None:
@@ -160,6 +170,29 @@ async def _is_ending_logged(run: RunHandle, runs: Runs) -> bool:
         return (await run.control.describe_run(run.tree, run.number)).status is not None
     except RetinueError:  # the log cannot be read, or does not have the tree
         return False
+
+
+async def find_unapplied(result: Result[Any], control: Control) -> list[UnappliedChanges]:
+    """Return the changes in the tree of `result` that were not applied yet. Changes whose records cannot be read any
+    more do not count as applied: the answer must not be lost."""
+    copies: dict[int | None, RunCopy] = {}
+    with suppress(OSError, RetinueError):
+        copies = {copy.run: copy for copy in await control.list_copies(result.tree)}
+    return list(_find_unapplied(result, copies))
+
+
+def _find_unapplied(result: Result[Any], copies: Mapping[int | None, RunCopy]) -> Iterator[UnappliedChanges]:
+    """Yield the unapplied changes of each run. `copies` holds the copied workspaces by their runs.
+
+    Children of a run with changes or of a team are skipped: their changes went into the copy of that run, and a team
+    presents only the changes of one member."""
+    copy = copies.get(result.run if result.team is None else result.team.presented)
+    count = result.changed_count if copy is None or copy.unapplied is None else copy.unapplied
+    if count:
+        yield UnappliedChanges(f"{result.tree}/{result.run}", count)
+    if not (count or result.changed_count or result.team is not None):
+        for child in result.children:
+            yield from _find_unapplied(child, copies)
 
 
 class BlockScreen:

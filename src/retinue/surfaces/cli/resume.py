@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from retinue.build.logs import open_stored_control
 from retinue.build.parts import MAIN
 from retinue.build.servers import connect_to_process
 from retinue.core.control import RAN_ELSEWHERE, Control, ResumeOverrides, RunHandle
@@ -26,8 +27,8 @@ from retinue.log.reading import follow_events
 from retinue.log.runs import Runs
 from retinue.protocol.outbox import parse_request_name, request_name
 from retinue.surfaces.cli import control_clients, output
-from retinue.surfaces.cli.foreground import find_unapplied, print_answer, run_tree
-from retinue.surfaces.cli.live import ShownTree
+from retinue.surfaces.cli.foreground import print_answer, run_tree
+from retinue.surfaces.cli.live import ShownTree, find_unapplied
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, NAMED_RUN_HELP, add_live_options
 from retinue.surfaces.cli.run import read_task
 from retinue.surfaces.cli.startup import StartUp, make_printer, prepare
@@ -299,5 +300,5 @@ async def _run_elsewhere(
     if view is None or view.ended is None:
         raise ConfigError(f"process {writer} is gone too: retinue resume {found.tree}")
     result = view.result(found.tree)
-    unapplied = await find_unapplied(result, project.state)
-    return print_answer(ShownTree(result, runs), printer, unapplied, as_json=args.json, continuable=True)
+    unapplied = await find_unapplied(result, open_stored_control(project.state))
+    return print_answer(ShownTree(result, runs, unapplied), printer, as_json=args.json)
