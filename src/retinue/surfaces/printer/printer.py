@@ -101,9 +101,8 @@ class Printer:
         self._spoken[delta.run] = msgspec.structs.replace(delta, text=spoken)
         head, text = safe.escape_line(f"{delta.agent}: "), safe.escape_line(" ".join(spoken.split()))
         width = self._output.columns - 1
-        if len(head) + len(text) > width:
-            text = "…" + text[-max(1, width - len(head) - 1) :]
-        self.show_status((head + text)[:width])
+        text = safe.cut_text(text, max(2, width - safe.measure_width(head)), keeps_end=True)
+        self.show_status(safe.cut_text(head + text, width))
 
     def show_question(self, question: Approval, *, whole: bool = False, asker: bool = False) -> None:
         """Print a question as a block: the call, its run and its preview. With `whole`, do not truncate the preview.
