@@ -72,39 +72,26 @@ def run_tree(
     return print_answer(asyncio.run(running), printer, as_json=args.json, live=live)
 
 
-def print_answer(
-    shown: ShownTree, printer: Printer, *, as_json: bool, live: bool = False, continuable: bool = True
-) -> int:
-    """Print the summary on stderr and the answer on stdout, and return the exit code. `continuable` means that the run
-    is in the log of the project.
+def print_answer(shown: ShownTree, printer: Printer, *, as_json: bool, live: bool = False, is_here: bool = True) -> int:
+    """Print the summary on stderr and the answer on stdout, and return the exit code. `is_here` means that commands in
+    the current folder find the run.
 
     After the live view (`live`), print the answer first, then one line of totals. Print nothing on a stuck terminal,
     and end the process."""
-    result = shown.result
-    code = EXIT_CODES.get(result.status, FAILED) or (FAILED if shown.log_error is not None else 0)
-    if live and not shown.stuck:
-        _print_result(result, as_json=as_json, rendered=shares_terminal(), stored=continuable)
-        _print_live_end(shown, printer)
-        if continuable:
-            _suggest_continue(shown, printer)
-        return code
-    if not shown.stuck:
-        if printer.level != "quiet":
-            view = shown.runs.runs.get(result.run)
-            if shown.log_error is None and view is not None and view.ended is not None:  # else totals are incomplete
-                printer.show_text(format_summary(shown.runs, color=printer.color))
-            more = f"more: retinue show {result.tree} · retinue tail {result.tree}"
-            printer.show_text(colors.paint_faint(more, color=printer.color))
-        for name, count in shown.unapplied:
-            files = format_count(count, "file")
-            printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
-        _print_failure(shown)
-        if continuable:
-            _suggest_continue(shown, printer)
-    if not (shown.stuck and shares_terminal()):
-        _print_result(result, as_json=as_json, rendered=False, stored=continuable)
+    code = EXIT_CODES.get(shown.result.status, FAILED) or (FAILED if shown.log_error is not None else 0)
     if shown.stuck:
+        if not shares_terminal():
+            _print_result(shown.result, as_json=as_json, rendered=False, is_here=is_here)
         output.exit_stuck(code)
+    if live:
+        _print_result(shown.result, as_json=as_json, rendered=shares_terminal(), is_here=is_here)
+        _print_live_end(shown, printer)
+    else:
+        _print_end(shown, printer, is_here=is_here)
+    if is_here:
+        _suggest_continue(shown, printer)
+    if not live:
+        _print_result(shown.result, as_json=as_json, rendered=False, is_here=is_here)
     return code
 
 
@@ -114,6 +101,22 @@ def shares_terminal() -> bool:
         return os.isatty(1) and os.fstat(1).st_rdev == os.fstat(2).st_rdev
     except OSError:
         return False
+
+
+def _print_end(shown: ShownTree, printer: Printer, *, is_here: bool) -> None:
+    """Print the summary of the tree, and how to review and apply the changes, before the answer."""
+    tree = shown.result.tree
+    if printer.level != "quiet":
+        view = shown.runs.runs.get(shown.result.run)
+        if shown.log_error is None and view is not None and view.ended is not None:  # else totals are incomplete
+            printer.show_text(format_summary(shown.runs, color=printer.color))
+        if is_here:
+            more = f"more: retinue show {tree} · retinue tail {tree}"
+            printer.show_text(colors.paint_faint(more, color=printer.color))
+    for name, count in shown.unapplied:
+        files = format_count(count, "file")
+        printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
+    _print_failure(shown)
 
 
 def _print_live_end(shown: ShownTree, printer: Printer) -> None:
@@ -146,10 +149,10 @@ def _suggest_continue(shown: ShownTree, printer: Printer) -> None:
     printer.show_note(f'to go on from here: retinue continue {name} "..."')
 
 
-def _print_result(result: Result[Any], *, as_json: bool, rendered: bool, stored: bool) -> None:
+def _print_result(result: Result[Any], *, as_json: bool, rendered: bool, is_here: bool) -> None:
     """Print the answer on stdout: as JSON, unchanged, or as Markdown rendered for the terminal.
 
-    Raises OutputFailed if stdout is closed or full. If the run is `stored`, the error says which command shows it."""
+    Raises OutputFailed if stdout is closed or full. If the run `is_here`, the error says which command shows it."""
     try:
         if as_json:
             output.print_json(result.to_json())
@@ -161,7 +164,7 @@ def _print_result(result: Result[Any], *, as_json: bool, rendered: bool, stored:
                 output.print_text(result.final_response)
         sys.stdout.flush()
     except OutputFailed as error:
-        hint = f"; `retinue show {result.tree}/{result.run}` has the answer" if stored else ""
+        hint = f"; `retinue show {result.tree}/{result.run}` has the answer" if is_here else ""
         raise OutputFailed(error.error, hint) from None
 
 

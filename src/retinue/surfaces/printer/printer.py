@@ -120,13 +120,6 @@ class Printer:
         """Print text that the surface has escaped and laid out, with a blank line around it."""
         self._put(text.rstrip("\n"), loose=False)
 
-    def add_blank_line(self) -> None:
-        """Print a blank line, unless there is one, before the surface writes to the terminal directly."""
-        self.clear_status()
-        if self._is_loose:
-            self._output.write("\n")
-        self._is_loose = False
-
     def note_foreign_output(self) -> None:
         """Put a blank line before the next block, because the surface has written to the terminal directly."""
         self._is_loose = True
