@@ -24,8 +24,7 @@ from retinue.surfaces.cli.startup import StartUp, make_header, make_printer, wan
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.printer import Printer
-from retinue.surfaces.printer.summary import format_summary
-from retinue.surfaces.printer.totals import format_totals
+from retinue.surfaces.printer.totals import format_summary, format_totals
 
 EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
 CONTINUABLE = ("failed", "limited", "timed_out", "cancelled")
@@ -54,13 +53,8 @@ def run_tree(
 
     printer = make_printer(args, color=False if args.detach else None)
     live = start.asks and wants_live_view(args)
-    display = Display(
-        printer=printer,
-        asks=start.asks,
-        live=live,
-        after=after,
-        header=None if profile is None or not profile.has_model else make_header(start, profile),
-    )
+    header = make_header(start, profile) if live and profile is not None and profile.has_model else None
+    display = Display(printer=printer, asks=start.asks, live=live, after=after, header=header)
     running = run_and_show(
         start.parts,
         begin,
