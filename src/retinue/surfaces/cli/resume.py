@@ -126,7 +126,7 @@ def resume_conversation(args: argparse.Namespace, project: output.ProjectLog, fo
         if conversation.parting != "lost":
             return code
         found = asyncio.run(load_listing(project.log, found.tree))
-        shown, unsent = found.last_seq, conversation.take_unsent()
+        shown, unsent = found.last_seq, conversation.live.take_unsent()
     args.wait_approvals = DETACHED_WAIT_SECONDS if args.wait_approvals is None else args.wait_approvals
     start = keep_runtime(args, prepare(args), found)
     overrides = make_overrides(args, start)

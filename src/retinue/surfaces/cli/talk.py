@@ -32,7 +32,7 @@ from retinue.surfaces.cli.conversation import Begin, Conversation
 from retinue.surfaces.cli.foreground import EXIT_CODES, leave_session, redirect_output
 from retinue.surfaces.cli.host_process import open_process
 from retinue.surfaces.cli.live import catch_telemetry_warnings
-from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
+from retinue.surfaces.cli.live_screen import LiveScreen, Unsent, open_live_screen
 from retinue.surfaces.cli.main import FAILED
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, add_level_options, add_options, add_primary_options
 from retinue.surfaces.cli.signals import Signals
@@ -50,7 +50,6 @@ from retinue.surfaces.printer.totals import format_totals
 
 NEEDS_TERMINAL = "a conversation needs a terminal: `retinue run TASK` works without one"
 Resume = Callable[[Control], Awaitable[RunHandle]]
-Unsent = tuple[list[str], str]
 NOTHING_UNSENT: Unsent = ([], "")
 
 
@@ -121,13 +120,13 @@ class _ConversationHost:
         self._start, self._opening, self._shell = start, opening, shell
         self._serves = not args.no_control
         self._level = choose_level(args)
-        self._conversation: Conversation | None = None
 
     async def run(self) -> int:
         parts = replace(self._start.parts, approver=None)  # the live view answers: `_hold` registers it with `attend`
         opening = self._opening
-        view = open_live_screen(level=self._level, after=opening.shown, submit=self._submit, header=opening.header)
+        view = open_live_screen(level=self._level, after=opening.shown, talks=True, header=opening.header)
         async with view as live:
+            live.restore_unsent(opening.unsent)
             process = open_process(parts, live.view.show_note, serves=self._serves, profile=opening.profile)
             with catch_telemetry_warnings() as telemetry:
                 async with process as (control, signals):
@@ -143,20 +142,15 @@ class _ConversationHost:
                 output.print_warning(f"telemetry: {telemetry.first}")
             return _end_command(live, result)
 
-    def _submit(self, text: str) -> None:
-        if self._conversation is not None:
-            self._conversation.submit(text)
-
     async def _hold(self, live: LiveScreen, control: Control, signals: Signals) -> Conversation:
         """Run the conversation until the user leaves."""
         async with control.attend():
             opening = self._opening
             run = None if opening.resume is None else await opening.resume(control)
             live.view.show_starting(is_starting=False)
-            conversation = self._conversation = Conversation(
+            conversation = Conversation(
                 live, control, signals, begin=opening.begin, known=opening.known, shown=opening.shown
             )
-            conversation.restore_unsent(*opening.unsent)
             loop = asyncio.get_running_loop()
             loop.add_reader(self._shell, conversation.leave_open)  # readable: the first process is gone
             try:
@@ -181,22 +175,19 @@ async def attach_conversation(
 ) -> tuple[Conversation, int]:
     """Run a conversation whose runs are in another process. Return the Conversation and the exit code."""
     clear_start_line()
-    held: list[Conversation] = []
     async with AsyncExitStack() as screens:
-        live = await screens.enter_async_context(
-            open_live_screen(level=choose_level(args), submit=lambda text: held[0].submit(text) if held else None)
-        )
+        live = await screens.enter_async_context(open_live_screen(level=choose_level(args), talks=True))
         live.view.show_starting(is_starting=False)
         with Signals() as signals:
             with suppress(RetinueError):  # if the process is gone, `hold` ends at once
                 await screens.enter_async_context(control.attend(ref.tree))
-            held.append(Conversation(live, control, signals, known=known, hosts=False))
-            await held[0].hold(RunHandle(control, ref))
-            result, diff = await _read_ending(held[0])
+            conversation = Conversation(live, control, signals, known=known, hosts=False)
+            await conversation.hold(RunHandle(control, ref))
+            result, diff = await _read_ending(conversation)
             await live.close()
     if not live.is_stuck:
-        print_parting(held[0], result, diff)
-    return held[0], _end_command(live, result)
+        print_parting(conversation, result, diff)
+    return conversation, _end_command(live, result)
 
 
 async def _read_ending(conversation: Conversation) -> tuple[Result[Any] | None, str]:
