@@ -65,11 +65,11 @@ async def _print_tree(args: argparse.Namespace) -> None:
     project, found = await output.look_up(args.name, everything=args.all)
     printer = Printer(sys.stdout, level="verbose" if args.verbose else "normal")
     if args.follow and not args.json and not args.plain and can_draw(output_fd=sys.stdout.fileno()):
-        await _follow_live(project, found.tree, args, level=printer.level)
+        await _follow_live(project, found.tree, after=args.after, level=printer.level)
         return
     deltas = args.deltas if args.json else printer.shows_deltas
     talks = False
-    async for line in _read_lines(project, found.tree, args, deltas=deltas):
+    async for line in _read_lines(project, found.tree, after=args.after, follow=args.follow, deltas=deltas):
         if args.json:
             sys.stdout.buffer.write(line + b"\n")
             sys.stdout.buffer.flush()
@@ -94,14 +94,14 @@ async def _warn_interrupted(project: output.ProjectLog, tree: str) -> None:
         output.print_warning(f"the process that ran {tree} is gone; to continue: retinue resume {tree}")
 
 
-async def _follow_live(project: output.ProjectLog, tree: str, args: argparse.Namespace, *, level: Level) -> None:
+async def _follow_live(project: output.ProjectLog, tree: str, *, after: int, level: Level) -> None:
     """Show the live view of a tree of another process until the tree has ended."""
     live = Screen(Terminal(output_fd=sys.stdout.fileno()), color=colors.wants_color(sys.stdout))
-    view = LiveView(live, tree, level=level, after=args.after)
+    view = LiveView(live, tree, level=level, after=after)
     live.open()
     try:
-        whole = argparse.Namespace(**{**vars(args), "after": 0})  # the view needs the earlier events for its state
-        async for line in pace_items(_read_lines(project, tree, whole, deltas=True)):
+        # The view needs the earlier events, too, for its state.
+        async for line in pace_items(_read_lines(project, tree, after=0, follow=True, deltas=True)):
             view.apply(decode_item(line) if is_delta(line) else decode_line(line, project.log.location))
         primary = view.activity.runs.primary
         if primary is not None and primary.ended is not None:
@@ -131,10 +131,9 @@ def _print_ending(printer: Printer, agent: str, ended: RunEnded, *, is_shown: bo
 
 
 async def _read_lines(
-    project: output.ProjectLog, tree: str, args: argparse.Namespace, *, deltas: bool
+    project: output.ProjectLog, tree: str, *, after: int, follow: bool, deltas: bool
 ) -> AsyncIterator[bytes]:
-    after = args.after
-    if not args.follow:
+    if not follow:
         async for stored in iterate_lines(project.log, tree, after=after):
             yield stored.line
         return
