@@ -22,7 +22,7 @@ from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
 from retinue.core.profiles import RUNTIMES
 from retinue.log.listing import Listing, load_listing
-from retinue.log.lookup import find_reported_run, find_run, resolve_recent
+from retinue.log.lookup import find_run, resolve_recent
 from retinue.log.reading import follow_events
 from retinue.log.runs import Runs
 from retinue.protocol.outbox import parse_request_name, request_name
@@ -216,8 +216,8 @@ async def _find_ended(name: str) -> tuple[output.ProjectLog, Listing, RunRef]:
     tree = await load_listing(project.log, found.tree)
     old = tree.runs.runs[found.run]
     if old.spawned.server:
-        home = await find_reported_run(project.log, old.agent, old.spawned.subagent_id)
-        where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
+        hint = "; `retinue continue {run} TEXT` does"
+        where = await control_clients.suggest_reporting_run(project.log, old, hint)
         raise ConfigError(RAN_ELSEWHERE.format(who=found.name, server=old.spawned.server) + where)
     if not tree.live and not tree.ended:
         raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` resumes it")
