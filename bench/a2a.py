@@ -68,12 +68,12 @@ async def call_ours(url: str, folder: Path) -> None:
     """A tree with so many remote subagents at once, in a log on disk; none is lost and none comes twice."""
     from retinue import Limits, Profile, Task
     from retinue.build.parts import Parts
-    from retinue.build.supervisor import make_supervisor
+    from retinue.build.supervisor import open_control
     from retinue.core.control import ClientOptions
     from retinue.core.remote_agents import A2aAgent
 
     state = Path(tempfile.mkdtemp(dir=folder)) / ".retinue"
-    control = make_supervisor(Parts(project=folder, state=state, limits=Limits(concurrent=None)))
+    control = open_control(Parts(project=folder, state=state, limits=Limits(concurrent=None)))
     try:
         client = await control.open_client(ClientOptions(name="bench", task="bench", limits=Limits(seconds=None)))
         profile: Any = Profile("remote", tools=(), a2a=A2aAgent(url=url))

@@ -133,20 +133,25 @@ def _start_notifier(command: Sequence[str], project: Path, supervisor: Superviso
     return notifier
 
 
+def open_control(parts: Parts) -> Control:
+    """Build a supervisor and return it as a Control, for surfaces."""
+    return make_supervisor(parts)
+
+
 @asynccontextmanager
 async def open_served_control(
     parts: Parts,
     say: Callable[[str], object],
     *,
     serves: bool = True,
-    make: Callable[[Parts], Control] | None = None,
+    make: Callable[[Parts], Control] = open_control,
 ) -> AsyncIterator[Control]:
-    """Open a supervisor, or the Control that `make` returns, and close it after the block. `say` shows messages.
+    """Open the Control that `make` returns, and close it after the block. `say` shows messages.
 
     `serves` starts a control server for other processes, unless `parts` have no state folder. If that fails, `say` gets
     a warning, because runs work without it. The server is closed before the Control, so that no command reaches a
     Control that is closing."""
-    control = make_supervisor(parts) if make is None else make(parts)
+    control = make(parts)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(control.close)
         if serves and parts.state is not None:

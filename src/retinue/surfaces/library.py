@@ -14,7 +14,7 @@ from typing import Any, Self, TypedDict, Unpack
 from retinue.build.parts import Parts, add_profiles
 from retinue.build.project import find_built_in_profiles, load_project_parts, render_built_in_skills
 from retinue.build.servers import parse_mcp_servers
-from retinue.build.supervisor import make_supervisor
+from retinue.build.supervisor import open_control
 from retinue.concurrency import finish_despite_cancel
 from retinue.core.approvals import check_approver
 from retinue.core.context import CURRENT
@@ -68,7 +68,7 @@ class Retinue:
     async def __aenter__(self) -> Self:
         parts = self._parts()
         self._known = frozenset(profile.name.casefold() for profile in parts.profiles)
-        self._control = make_supervisor(parts)
+        self._control = open_control(parts)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -116,7 +116,7 @@ def execute_approvals(args: argparse.Namespace) -> int:
 
 def _make_row(each: PendingQuestion) -> tuple[str, ...]:
     about = each.approval
-    question = safe.cut_text(format_question(about), QUESTION_WIDTH)
+    question = safe.cut_to_width(format_question(about), QUESTION_WIDTH)
     return (
         str(about.number),
         f"{about.tree}/{about.run}",

@@ -29,7 +29,7 @@ from retinue.build.project import load_project_parts
 from retinue.build.remote_agents import inspect_agent
 from retinue.build.sandboxes import build_sandbox_image, plant_escape_attempts, probe_runtime, run_as_ordinary_user
 from retinue.build.servers import inspect_servers
-from retinue.build.supervisor import make_supervisor
+from retinue.build.supervisor import open_control
 from retinue.config.coordination import to_members
 from retinue.config.files import exists
 from retinue.config.models import PROVIDERS, Provider, find_default_model, find_install_command
@@ -558,7 +558,7 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
 
 
 async def play(parts: Parts, model: Model) -> Result[Any]:
-    control = make_supervisor(parts)
+    control = open_control(parts)
     try:
         profile = Profile("escape", "", model=model, tools=["shell"], workspace="scratch")
         run = await control.spawn(profile, Task("Get out."))

@@ -31,11 +31,11 @@ async def open_process(
     `prepares` connects to the MCP servers of `profile` first, or to all of them without a profile. Before the block
     begins, and after `Signals.stop`, Ctrl-C interrupts as in any program."""
     # Imports most of retinue, while the header is already on screen.
-    from retinue.build.supervisor import open_served_control
+    from retinue.build.supervisor import open_control, open_served_control
 
     signals = Signals()
     try:
-        async with open_served_control(parts, say, serves=serves, make=make) as control:
+        async with open_served_control(parts, say, serves=serves, make=make or open_control) as control:
             if prepares:
                 await control.prepare(profile, say)
             signals.start()

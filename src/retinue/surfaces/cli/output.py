@@ -227,7 +227,7 @@ def _align_cells(column: Sequence[str], width: int, *, is_right: bool, paint: Pa
     """Return the cells of a column, head included, cut or padded to `width`."""
     aligned = []
     for cell in column:
-        text = safe.cut_text(cell, width)
+        text = safe.cut_to_width(cell, width)
         space = " " * (width - measure_width(text))
         text = text if paint is None or not text else paint(column[0], cell, text)
         aligned.append(space + text if is_right else text + space)

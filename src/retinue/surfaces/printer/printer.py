@@ -101,8 +101,8 @@ class Printer:
         self._spoken[delta.run] = msgspec.structs.replace(delta, text=spoken)
         head, text = safe.escape_line(f"{delta.agent}: "), safe.escape_line(" ".join(spoken.split()))
         width = self._output.columns - 1
-        text = safe.cut_text(text, max(2, width - safe.measure_width(head)), keeps_end=True)
-        self.show_status(safe.cut_text(head + text, width))
+        text = safe.cut_to_width(text, max(2, width - safe.measure_width(head)), keeps_end=True)
+        self.show_status(safe.cut_to_width(head + text, width))
 
     def show_question(self, question: Approval, *, whole: bool = False, asker: bool = False) -> None:
         """Print a question as a block: the call, its run and its preview. With `whole`, do not truncate the preview.

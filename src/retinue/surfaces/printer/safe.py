@@ -27,7 +27,7 @@ def measure_width(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
-def cut_text(text: str, width: int, *, keeps_end: bool = False) -> str:
+def cut_to_width(text: str, width: int, *, keeps_end: bool = False) -> str:
     """Return escaped text cut to `width` columns. An ellipsis marks the cut; with `keeps_end` it is in front."""
     if measure_width(text) <= width:
         return text

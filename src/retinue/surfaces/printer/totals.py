@@ -112,7 +112,7 @@ def _make_row(state: str, runs: Collection[RunView], seconds: float) -> tuple[st
 def _format_name(branch: str, run: RunView) -> str:
     """Return the branch, the agent and its label."""
     label = f" [{safe.escape_line(run.label)}]" if run.number else ""
-    return safe.cut_text(f"{branch}{safe.escape_line(run.agent)}{label}", NAME_COLUMNS)
+    return safe.cut_to_width(f"{branch}{safe.escape_line(run.agent)}{label}", NAME_COLUMNS)
 
 
 def _paint_name(name: str, branch: str, run: RunView, *, color: bool) -> str:
