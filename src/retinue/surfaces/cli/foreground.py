@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from retinue.core.control import RunHandle
-from retinue.core.errors import ConfigError, OutputFailed
+from retinue.core.errors import ConfigError, OutputFailed, RetinueError
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.files.private import make_private_folder, open_private_file
 from retinue.log.blocks import format_count
+from retinue.log.lookup import find_run
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.live import Begin, Display, ShownTree, run_and_show
 from retinue.surfaces.cli.main import FAILED
@@ -115,14 +116,22 @@ def _print_end(shown: ShownTree, printer: Printer, *, is_here: bool) -> None:
 
 def _print_live_end(shown: ShownTree, printer: Printer) -> None:
     """Print how to review and apply the changes, then one line of totals, below the answer of a live view."""
-    result, unapplied = shown.result, shown.unapplied
+    tree, unapplied = shown.result.tree, shown.unapplied
     printer.note_foreign_output()
-    is_primary = [name for name, _ in unapplied] == [f"{result.tree}/0"]
-    for name, count in [("", unapplied[0].files)] if is_primary else [(f" {name}", count) for name, count in unapplied]:
-        files = f"{format_count(count, 'file')} changed"
-        printer.show_text(f"Review: retinue diff{name}\nApply:  retinue apply{name}  ({files})")
+    is_default = [name for name, _ in unapplied] == [f"{tree}/0"] and _is_newest(tree)
+    for name, count in unapplied:
+        which, files = "" if is_default else f" {name}", format_count(count, "file")
+        printer.show_text(f"Review: retinue diff{which}\nApply:  retinue apply{which}  ({files} changed)")
     _print_failure(shown)
     printer.show_note(safe.fold_line(format_totals(shown.runs, time.time()), sys.stderr))
+
+
+def _is_newest(tree: str) -> bool:
+    """Return True if `tree` is the newest tree of the project, which commands without a name mean."""
+    try:
+        return asyncio.run(find_run(output.open_project_log().log, None)).tree == tree
+    except RetinueError:
+        return False
 
 
 def _print_failure(shown: ShownTree) -> None:

@@ -33,6 +33,7 @@ from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, NAMED_RUN_HELP, 
 from retinue.surfaces.cli.run import read_task
 from retinue.surfaces.cli.startup import StartUp, make_printer, prepare
 from retinue.surfaces.cli.talk import NOTHING_UNSENT, Opening, attach_conversation, host_conversation
+from retinue.surfaces.printer.printer import Printer
 from retinue.surfaces.printer.terminal import can_draw
 
 BeginInTree = Callable[[Control, ResumeOverrides], Awaitable[RunHandle]]
@@ -258,7 +259,9 @@ def run_in_tree(
     except LogHeld as held:
         client = _find_holder(project, found.tree, held.writer, limits=start.limits)
         theirs = ResumeOverrides(model=start.model, unattended=start.parts.is_unattended)
-        return asyncio.run(_run_elsewhere(args, project, found, held.writer, begin(client, theirs)))
+        printer, begun = make_printer(args), begin(client, theirs)
+        shown = asyncio.run(_run_elsewhere(args, printer, project, found, held.writer, begun))
+        return 0 if shown is None else print_answer(shown, printer, as_json=args.json)
 
 
 def _find_holder(project: output.ProjectLog, tree: str, writer: str, *, limits: Limits) -> Control:
@@ -278,14 +281,19 @@ def _find_holder(project: output.ProjectLog, tree: str, writer: str, *, limits: 
 
 
 async def _run_elsewhere(
-    args: argparse.Namespace, project: output.ProjectLog, found: Listing, writer: str, starting: Awaitable[RunHandle]
-) -> int:
-    """Start the run in the process that writes the log of the tree, show it here, and return the exit code."""
+    args: argparse.Namespace,
+    printer: Printer,
+    project: output.ProjectLog,
+    found: Listing,
+    writer: str,
+    starting: Awaitable[RunHandle],
+) -> ShownTree | None:
+    """Start the run in the process that writes the log of the tree, and show it here until its end, unless --detach is
+    given."""
     begun = await starting
     if args.detach:
         print(begun.tree)
-        return 0
-    printer = make_printer(args)
+        return None
     printer.show_note(
         f"{begun.tree} runs in process {writer}, which writes its log; that process decides what needs an approval"
     )
@@ -300,5 +308,4 @@ async def _run_elsewhere(
     if view is None or view.ended is None:
         raise ConfigError(f"process {writer} is gone too: retinue resume {found.tree}")
     result = view.result(found.tree)
-    unapplied = await find_unapplied(result, open_stored_control(project.state))
-    return print_answer(ShownTree(result, runs, unapplied), printer, as_json=args.json)
+    return ShownTree(result, runs, await find_unapplied(result, open_stored_control(project.state)))
