@@ -80,7 +80,8 @@ def print_answer(shown: ShownTree, printer: Printer, *, as_json: bool, live: boo
         output.exit_stuck(code)
     if live:
         _print_result(shown.result, as_json=as_json, rendered=shares_terminal(), is_here=is_here)
-        _print_live_end(shown, printer)
+        printer.note_foreign_output()
+        print_live_end(shown, printer, is_newest=bool(shown.unapplied) and _is_newest(shown.result.tree))
     else:
         _print_end(shown, printer, is_here=is_here)
     if is_here:
@@ -114,13 +115,14 @@ def _print_end(shown: ShownTree, printer: Printer, *, is_here: bool) -> None:
     _print_failure(shown)
 
 
-def _print_live_end(shown: ShownTree, printer: Printer) -> None:
-    """Print how to review and apply the changes, then one line of totals, below the answer of a live view."""
-    tree, unapplied = shown.result.tree, shown.unapplied
-    printer.note_foreign_output()
-    is_default = [name for name, _ in unapplied] == [f"{tree}/0"] and _is_newest(tree)
-    for name, count in unapplied:
-        which, files = "" if is_default else f" {name}", format_count(count, "file")
+def print_live_end(shown: ShownTree, printer: Printer, *, is_newest: bool) -> None:
+    """Print how to review and apply the changes, then one line of totals, below the answer of a live view.
+
+    Commands without a name mean the primary of the newest tree, so its name is left out."""
+    primary = f"{shown.result.tree}/0"
+    for name, count in shown.unapplied:
+        which = "" if is_newest and name == primary else f" {name}"
+        files = format_count(count, "file")
         printer.show_text(f"Review: retinue diff{which}\nApply:  retinue apply{which}  ({files} changed)")
     _print_failure(shown)
     printer.show_note(safe.fold_line(format_totals(shown.runs, time.time()), sys.stderr))
