@@ -66,6 +66,8 @@ def test_it_answers_message_after_message_and_ends_once(project: Project, open_t
     assert f"Come back: retinue resume {row['tree']}" in terminal.text
     assert kinds(project).count("run.ended") == 1
     assert project.rows()[0]["status"] == "done"
+    for after in ("0", "1"):  # the first event says that this is a conversation
+        assert project.retinue("tail", "--after", after).stdout.count("As before.") == 1
 
 
 def test_a_message_sent_while_it_starts_is_its_first_message(project: Project, open_tmux: Open) -> None:  # noqa: F811

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from retinue.build.servers import watch_process_lines
 from retinue.core.errors import ControlUnreachable, NotFound
 from retinue.core.events import Delta, RunEnded, RunSpawned
+from retinue.core.ports import LogReader
 from retinue.log.reading import decode_line, follow_lines, iterate_lines
 from retinue.protocol.control import decode_item, is_delta
 from retinue.surfaces.cli import output
@@ -68,7 +69,7 @@ async def _print_tree(args: argparse.Namespace) -> None:
         await _follow_live(project, found.tree, after=args.after, level=printer.level)
         return
     deltas = args.deltas if args.json else printer.shows_deltas
-    talks = False
+    talks = not args.json and await _is_conversation(project.log, found.tree)
     async for line in _read_lines(project, found.tree, after=args.after, follow=args.follow, deltas=deltas):
         if args.json:
             sys.stdout.buffer.write(line + b"\n")
@@ -79,14 +80,17 @@ async def _print_tree(args: argparse.Namespace) -> None:
             printer.show_delta(item)
             continue
         printer.show_event(item)
-        if isinstance(item.body, RunSpawned) and item.body.conversation:
-            talks = True
         if item.run == 0 and isinstance(item.body, RunEnded):
             _print_ending(printer, item.agent, item.body, is_shown=talks)
         printer.check_output()
     printer.clear_status()
     if args.follow:
         await _warn_interrupted(project, found.tree)
+
+
+async def _is_conversation(log: LogReader, tree: str) -> bool:
+    first = await log.read(tree, limit=1)
+    return any(isinstance(event.body, RunSpawned) and event.body.conversation for event in first)
 
 
 async def _warn_interrupted(project: output.ProjectLog, tree: str) -> None:
