@@ -4,11 +4,12 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from retinue.core.errors import LogError
 from retinue.core.events import Event, RunEnded
 from retinue.surfaces.cli.live import catch_telemetry_warnings
 from retinue.surfaces.cli.server_process import ServerScreen
@@ -72,6 +73,19 @@ async def test_a_server_waits_for_no_terminal() -> None:
     await asyncio.wait_for(screen.close(), 60)
     assert trees.events["t1"].qsize() >= AHEAD  # not taken from the log
     stopped.set()
+
+
+async def test_a_server_says_which_log_it_cannot_show() -> None:
+    class Failing:
+        async def watch(self, tree: str) -> AsyncIterator[Event]:
+            raise LogError(f"the log of {tree} is gone")
+            yield
+
+    terminal, control = Recorder(), Failing()
+    screen = ServerScreen(Printer(terminal), in_thread=False)
+    screen.show_tree(cast(Any, control), "t1", label="alice", line="client 'alice' asks")
+    await screen.close()
+    assert "warning: a tree is not shown any more: the log of t1 is gone" in terminal.text
 
 
 async def test_a_server_says_one_warning_of_the_telemetry_library_and_all_of_ours(

@@ -47,7 +47,7 @@ class ServerScreen:
     def __init__(self, printer: Printer, *, in_thread: bool = True) -> None:
         self._printer = printer
         self._thread = PrintThread(in_thread=in_thread)
-        self._trees = TaskOwner()
+        self._trees = TaskOwner(on_error=lambda error: self.say(f"warning: a tree is not shown any more: {error}"))
         self._shown = ""  # the tree of the last line; only the print thread reads and writes it
 
     def say(self, text: str) -> None:
