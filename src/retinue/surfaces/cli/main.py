@@ -20,34 +20,48 @@ from typing import Any, NoReturn
 
 from retinue.surfaces.cli.start_line import clear_start_line, show_start_line
 
-COMMANDS = {
-    "init": "write a retinue.yaml and a first agent for this project",
-    "run": "run an agent on a task and print its answer",
-    "resume": "resume a tree whose process is gone",
-    "continue": "continue a run that has ended, with a new message",
-    "demo": "watch a tree of agents at work; needs no key and no network",
-    "ps": "list runs and their states",
-    "show": "show everything about one run",
-    "tail": "print the events of a tree, or follow them live",
-    "replay": "replay a recorded tree without a model, and compare",
-    "send": "send a message to a run at work",
-    "cancel": "cancel a run and everything below it",
-    "approvals": "list the questions that wait for your answer",
-    "approve": "approve a tool call that waits for an answer",
-    "deny": "deny a tool call, with a reason",
-    "diff": "show the changes of a run in its copy of the project",
-    "apply": "apply the changes of a run to the project",
-    "mcp": "offer subagents to MCP clients such as Claude Code",
-    "a2a": "serve an agent to other programs over A2A, or call one",
-    "watch": "run subagents that containers ask for in a shared folder",
-    "usage": "show tokens and cost",
-    "gc": "remove old trees and their folders",
-    "profiles": "list the available agents",
-    "trust": "trust this project's retinue.yaml",
-    "doctor": "check the installation and the project",
-    "completion": "print a completion script for your shell",
-    "help": "show this help, or the help of a command",
+GROUPS = {
+    "run agents": {
+        "init": "write a retinue.yaml and a first agent for this project",
+        "run": "run an agent on a task and print its answer",
+        "resume": "resume a tree whose process is gone",
+        "continue": "continue a run that has ended, with a new message",
+        "demo": "watch a tree of agents at work; needs no key and no network",
+    },
+    "see what they do": {
+        "ps": "list runs and their states",
+        "show": "show everything about one run",
+        "tail": "print the events of a tree, or follow them live",
+        "replay": "replay a recorded tree without a model, and compare",
+    },
+    "steer them and answer their questions": {
+        "send": "send a message to a run at work",
+        "cancel": "cancel a run and everything below it",
+        "approvals": "list the questions that wait for your answer",
+        "approve": "approve a tool call that waits for an answer",
+        "deny": "deny a tool call, with a reason",
+    },
+    "take over their changes": {
+        "diff": "show the changes of a run in its copy of the project",
+        "apply": "apply the changes of a run to the project",
+    },
+    "work with other programs": {
+        "mcp": "offer subagents to MCP clients such as Claude Code",
+        "a2a": "serve an agent to other programs over A2A, or call one",
+        "watch": "run subagents that containers ask for in a shared folder",
+    },
+    "look after the project": {
+        "usage": "show tokens and cost",
+        "gc": "remove old trees and their folders",
+        "profiles": "list the available agents",
+        "trust": "trust this project's retinue.yaml",
+        "doctor": "check the installation and the project",
+        "completion": "print a completion script for your shell",
+        "help": "show this help, or the help of a command",
+    },
 }
+COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
+HEADINGS = {next(iter(group)): heading for heading, group in GROUPS.items()}  # by the first command of the group
 MODULES = {
     "approve": "approvals", "deny": "approvals", "apply": "diff", "cancel": "send", "continue": "resume",
     "help": "main",
@@ -82,15 +96,6 @@ SIMILAR = 0.66  # of a word to the command that was probably meant, as `rnu` is 
 LEAST_COLUMN = 26  # the least width of the second column next to the first
 BELOW = "      "
 _TWO_COLUMNS = re.compile(r"(\s+\S.*?)\s{2,}(\S.*)")
-# The headings of groups of commands, by the first command of each group.
-HEADINGS = {
-    "init": "run agents",
-    "ps": "see what they do",
-    "send": "steer them and answer their questions",
-    "diff": "take over their changes",
-    "mcp": "work with other programs",
-    "usage": "look after the project",
-}
 # Commands of other tools, and the command of Retinue that does the same. Only words with an obvious meaning.
 SYNONYMS = {
     **dict.fromkeys(("start", "exec", "execute", "spawn", "ask", "do", "new", "launch", "task", "prompt"), "run"),
