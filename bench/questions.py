@@ -20,9 +20,9 @@ from pathlib import Path
 
 import retinue
 from bench.table import Row
-from retinue.build.servers import serve_control
 from retinue.control.address_files import find_addresses
 from retinue.control.client import ControlClient
+from retinue.control.server import ControlServer
 from retinue.core.approvals import QuestionClosed
 from retinue.core.control import Control
 from retinue.core.events import ApprovalAsked, Event
@@ -103,7 +103,7 @@ async def _ask_at_depth(folder: Path, *, over_loopback: bool) -> list[float]:
         r = await stack.enter_async_context(
             retinue.open(profiles=profiles, allow=["spawn_subagents"], limits=limits, **options)  # type: ignore[arg-type]
         )
-        await serve_control(stack, r.control, folder / ".retinue", print, unattended=False)
+        await stack.enter_async_context(ControlServer(r.control, folder / ".retinue"))
         [address] = find_addresses(folder / ".retinue")
         control: Control = ControlClient(address) if over_loopback else r.control
         run = await r.spawn(retinue.Profile("main", "You work.", model=model), "go")

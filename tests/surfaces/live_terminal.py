@@ -22,17 +22,15 @@ COLUMNS, ROWS = 80, 24
 
 
 class LiveTerminal:
-    """The screen, what was written to it, and the keys of its person. With `talks` there is an input line, whose lines
-    go to `on_line`."""
+    """The screen, what was written to it, and the keys of its person. With `talks` there is an input line."""
 
     def __init__(self, *, level: Level = "normal", talks: bool = False) -> None:
-        self.on_line: Callable[[str], object] | None = None
         self._master, self._slave = os.openpty()
         self._seen: list[bytes] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.screen = Screen(Terminal(input_fd=self._slave, output_fd=self._slave), color=False)
-        self.live = LiveScreen(self.screen, level=level, submit=self._submit if talks else None)
+        self.live = LiveScreen(self.screen, level=level, talks=talks)
 
     def _read(self) -> None:
         while True:
@@ -43,10 +41,6 @@ class LiveTerminal:
             if not chunk:
                 return
             self._seen.append(chunk)
-
-    def _submit(self, text: str) -> None:
-        if self.on_line is not None:
-            self.on_line(text)
 
     @property
     def written(self) -> str:

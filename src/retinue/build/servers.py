@@ -1,16 +1,14 @@
-"""Factories of MCP server connections, of both ends of reporting (collector and publisher) and of control servers."""
+"""Factories of MCP server connections, of both ends of reporting (collector and publisher) and of control clients."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retinue.core.caller import Caller
 from retinue.core.control import Control
-from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
 from retinue.core.ports import Collector
 from retinue.core.servers import McpServer, ServerReport
@@ -87,15 +85,3 @@ def watch_server_lines(address: Address, tree: str, *, after: int, deltas: bool)
     from retinue.control.client import ControlClient
 
     return ControlClient(address).watch_lines(tree, after=after, deltas=deltas)
-
-
-async def serve_control(
-    servers: AsyncExitStack, control: Control, state: Path, say: Callable[[str], object], *, unattended: bool
-) -> None:
-    """Open a control server for other terminals; `servers` closes it. If that fails, warn: runs work without it."""
-    from retinue.control.server import ControlServer
-
-    try:
-        await servers.enter_async_context(ControlServer(control, state, unattended=unattended))
-    except RetinueError as error:
-        say(f"warning: no control server for other terminals: {error}")

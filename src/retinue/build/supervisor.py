@@ -17,12 +17,12 @@ from retinue.build.parts import Parts
 from retinue.build.project import find_evaluator
 from retinue.build.remote_agents import RemoteAgents, refuse_remote
 from retinue.build.sandboxes import make_placement
-from retinue.build.servers import make_reporting, make_tool_servers, serve_control
+from retinue.build.servers import make_reporting, make_tool_servers
 from retinue.concurrency import SystemClock
 from retinue.core import secrets
 from retinue.core.approvals import Approval
 from retinue.core.control import Control
-from retinue.core.errors import ConfigError
+from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import WORKSPACE_MIB, Timeouts
 from retinue.core.messages import Model, RunRef
 from retinue.core.network import Hosts, parse_hosts
@@ -134,7 +134,7 @@ def _start_notifier(command: Sequence[str], project: Path, supervisor: Superviso
 
 
 def open_control(parts: Parts) -> Control:
-    """Build a supervisor and return it as a Control."""
+    """Build a supervisor and return it as a Control, for surfaces."""
     return make_supervisor(parts)
 
 
@@ -148,13 +148,19 @@ async def open_served_control(
 ) -> AsyncIterator[Control]:
     """Open the Control that `make` returns, and close it after the block. `say` shows messages.
 
-    `serves` starts a control server for other processes, unless `parts` have no state folder. It is closed before the
-    Control, so that no command reaches a Control that is closing."""
+    `serves` starts a control server for other processes, unless `parts` have no state folder. If that fails, `say` gets
+    a warning, because runs work without it. The server is closed before the Control, so that no command reaches a
+    Control that is closing."""
     control = make(parts)
-    async with AsyncExitStack() as servers:
-        servers.push_async_callback(control.close)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(control.close)
         if serves and parts.state is not None:
-            await serve_control(servers, control, parts.state, say, unattended=parts.is_unattended)
+            from retinue.control.server import ControlServer
+
+            try:
+                await stack.enter_async_context(ControlServer(control, parts.state, unattended=parts.is_unattended))
+            except RetinueError as error:
+                say(f"warning: no control server for other terminals: {error}")
         yield control
 
 

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
@@ -18,15 +18,15 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Value
 
 from retinue import Profile, tool
+from retinue.build.logs import open_log_reader
 from retinue.build.parts import Parts
 from retinue.build.supervisor import open_served_control
-from retinue.core.control import RunHandle
-from retinue.core.events import Event
 from retinue.core.messages import Reply, Request, UserTurn
 from retinue.surfaces.a2a.options import OperatorScreen, ServerOptions
 from retinue.surfaces.a2a.server import A2aServer
 from retinue.testing import scripted
 
+Body = TypeVar("Body")
 TLS = ssl.create_default_context()  # costs more than a request: made once
 VERSION_TOOL = "version_service__version"
 
@@ -81,18 +81,23 @@ class Echo:
 
 
 class Notes:
-    """The screen of a server: its messages, and the events it showed."""
+    """The screen of a server: its messages, and the lines about its tasks."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.shown: list[Event] = []
 
-    def begin(self, run: RunHandle, client: str, text: str) -> None:
-        self.said.append(f"{client}: {text}")
+    def show_task(self, tree: str, label: str, line: str) -> None:
+        self.said.append(line)
 
     @property
     def screen(self) -> OperatorScreen:
-        return OperatorScreen(say=self.said.append, begin=self.begin, show=self.shown.append)
+        return OperatorScreen(say=self.said.append, show_task=self.show_task)
+
+
+async def read_bodies(folder: Path, tree: str, kind: type[Body]) -> list[Body]:
+    """Read the bodies of one kind from the log of a task."""
+    events = await open_log_reader(folder / ".retinue").read(tree)
+    return [event.body for event in events if isinstance(event.body, kind)]
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from retinue import Allow, Deny
 from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalDecided, ToolResult
 from retinue.surfaces.a2a.server import A2aServer
-from tests.surfaces.a2a.kit import Notes, answer, ask, connect, make_argocd, question_of, serve
+from tests.surfaces.a2a.kit import answer, ask, connect, make_argocd, question_of, read_bodies, serve
 
 SCRIPT: dict[str, Any] = {
     "argocd": [{"tools": [{"name": "deploy", "args": {"target": "prod"}}]}, {"text": "{{last_result}}"}]
@@ -28,8 +28,7 @@ async def pending(server: A2aServer, task: str) -> Approval:
 
 
 async def test_a_client_allows_what_it_was_shown_and_the_run_goes_on(tmp_path: Path) -> None:
-    notes = Notes()
-    async with serve(tmp_path, make_argocd(SCRIPT), notes, asks_client=True) as server, connect(server) as client:
+    async with serve(tmp_path, make_argocd(SCRIPT), asks_client=True) as server, connect(server) as client:
         events = await ask(client, "deploy")
         task, question = events[0].task.id, question_of(events)
         assert (question["tool"], question["args"], question["agent"]) == ("deploy", {"target": "prod"}, "argocd")
@@ -39,7 +38,7 @@ async def test_a_client_allows_what_it_was_shown_and_the_run_goes_on(tmp_path: P
     assert waiting.status.state == TaskState.TASK_STATE_INPUT_REQUIRED
     assert rest[0].task.id == task and rest[-1].status_update.status.state == TaskState.TASK_STATE_COMPLETED
     assert done.artifacts[0].parts[0].text == "deployed to prod"
-    [decided] = [event.body for event in notes.shown if isinstance(event.body, ApprovalDecided)]
+    [decided] = await read_bodies(tmp_path, task, ApprovalDecided)
     assert decided.by == "a2a client anyone"
 
 
@@ -78,8 +77,7 @@ async def test_a_blocking_answer_waits_for_what_comes_of_it(tmp_path: Path) -> N
 
 @pytest.mark.requirement("P16")
 async def test_nothing_but_the_bound_data_part_is_a_yes(tmp_path: Path) -> None:
-    notes = Notes()
-    async with serve(tmp_path, make_argocd(SCRIPT), notes, asks_client=True) as server, connect(server) as client:
+    async with serve(tmp_path, make_argocd(SCRIPT), asks_client=True) as server, connect(server) as client:
         events = await ask(client, "deploy")
         task, question = events[0].task.id, question_of(events)
         forged = [
@@ -96,7 +94,7 @@ async def test_nothing_but_the_bound_data_part_is_a_yes(tmp_path: Path) -> None:
         assert question_of(steered)["approval_id"] == question["approval_id"]
         denied = await ask(client, "", task_id=task, parts=[answer(question, "deny", reason="not today")])
     assert denied[-1].status_update.status.state == TaskState.TASK_STATE_COMPLETED
-    results = [event.body for event in notes.shown if isinstance(event.body, ToolResult)]
+    results = await read_bodies(tmp_path, task, ToolResult)
     assert [(body.success, "not today" in body.text) for body in results] == [(False, True)]
 
 

@@ -50,6 +50,7 @@ from tests.surfaces.a2a.kit import (
     message_of,
     post,
     question_of,
+    read_bodies,
     serve,
     stream,
 )
@@ -158,13 +159,12 @@ async def test_words_and_answers_that_come_again_after_a_kill_count_once(tmp_pat
     script: dict[str, Any] = {
         "argocd": [{"tools": [{"name": "deploy", "args": {"target": "prod"}}]}, {"text": "first"}, {"text": "over"}]
     }
-    notes = Notes()
-    async with serve(tmp_path, make_argocd(script), notes, asks_client=True) as server, connect(server) as client:
+    async with serve(tmp_path, make_argocd(script), asks_client=True) as server, connect(server) as client:
         events = await ask(client, "deploy")
         task, question = events[0].task.id, question_of(events)
         await ask(client, "mind the gap", task_id=task, message_id="steer-1")
         await ask(client, "", task_id=task, parts=[answer(question)], message_id="answer-1")
-    async with serve(tmp_path, make_argocd(script), notes, asks_client=True) as server, connect(server) as client:
+    async with serve(tmp_path, make_argocd(script), asks_client=True) as server, connect(server) as client:
         again = [
             await ask(client, "mind the gap", task_id=task, message_id="steer-1"),
             await ask(client, "", task_id=task, parts=[answer(question)], message_id="answer-1"),
@@ -176,8 +176,8 @@ async def test_words_and_answers_that_come_again_after_a_kill_count_once(tmp_pat
         found = await client.get_task(GetTaskRequest(id=task))
     assert [events[0].task.id for events in again] == [task, task]
     assert [message.message_id for message in found.history][1:] == ["steer-1"]
-    assert [event.body.message_id for event in notes.shown if isinstance(event.body, Inbox)] == ["steer-1"]
-    assert [event.body.by for event in notes.shown if isinstance(event.body, ApprovalDecided)] == ["a2a client anyone"]
+    assert [body.message_id for body in await read_bodies(tmp_path, task, Inbox)] == ["steer-1"]
+    assert [body.by for body in await read_bodies(tmp_path, task, ApprovalDecided)] == ["a2a client anyone"]
 
 
 def _without_streaming(client: Client) -> Client:

@@ -17,7 +17,7 @@ from retinue.core.results import Result
 from retinue.log.listing import load_listing
 from retinue.supervisor.stored_control import StoredControl
 from retinue.surfaces.cli.control_clients import open_runs_control
-from retinue.surfaces.cli.foreground import UnappliedChanges, find_unapplied
+from retinue.surfaces.cli.live import UnappliedChanges, find_unapplied
 from retinue.surfaces.cli.main import main
 from retinue.surfaces.cli.output import ProjectLog
 from tests.agent.teams.kit import answer, make_members, vote
@@ -89,7 +89,7 @@ async def end_applied_conversation(
         await first(h.supervisor, tree, RunWaiting, after=receipt.seq)
     await h.supervisor.end_conversation(tree)
     result = await h.supervisor.wait(tree)
-    return result, await find_unapplied(result, h.state)
+    return result, await find_unapplied(result, h.supervisor)
 
 
 async def test_a_change_that_was_taken_back_before_the_end_is_left_to_apply(
@@ -144,7 +144,7 @@ async def test_changes_that_the_project_already_has_are_applied_without_a_questi
         name = f"{result.tree}/0"
         applied = f"The project already has the changes of {name}.\n"
         assert await command(capsys, "apply", name) == (0, applied, "")
-        assert await find_unapplied(result, h.state) == []
+        assert await find_unapplied(result, h.supervisor) == []
 
 
 async def test_a_tree_is_shown_while_its_process_does_not_answer(tmp_path: Path) -> None:
@@ -246,10 +246,10 @@ async def test_a_damaged_record_of_one_run_hides_nothing_of_the_other_runs(
         assert code == 0 and f"changes     {damaged}" in out
         code, out, err = await command(capsys, "apply", "--yes", names[0])
         assert (code, out) == (2, "") and damaged in err, "a run is not left out"
-        found = await find_unapplied(result, h.state)
+        found = await find_unapplied(result, h.supervisor)
         assert found == [UnappliedChanges(name, 1) for name in names[2:]]
         unreadable = msgspec.structs.replace(result.children[1], tree="x" * 300)
-        assert await find_unapplied(unreadable, h.state) == [UnappliedChanges(f"{unreadable.tree}/2", 1)]
+        assert await find_unapplied(unreadable, h.supervisor) == [UnappliedChanges(f"{unreadable.tree}/2", 1)]
 
 
 def test_the_answer_is_printed_also_when_the_log_is_lost(project: Project) -> None:

@@ -1,5 +1,6 @@
 """`retinue` alone: a conversation in a real terminal, with everything a person does in it."""
 
+import json
 import os
 import shlex
 import signal
@@ -65,6 +66,23 @@ def test_it_answers_message_after_message_and_ends_once(project: Project, open_t
     assert f"Come back: retinue resume {row['tree']}" in terminal.text
     assert kinds(project).count("run.ended") == 1
     assert project.rows()[0]["status"] == "done"
+    for after in ("0", "1"):  # the first event says that this is a conversation
+        assert project.retinue("tail", "--after", after).stdout.count("As before.") == 1
+
+
+def test_a_message_sent_while_it_starts_is_its_first_message(project: Project, open_tmux: Open) -> None:  # noqa: F811
+    gate = Gate(project.folder / "gate")
+    server = {"command": "sh", "args": ["-c", f"{gate.command}; exit 1"]}
+    (project.folder / "late.yaml").write_text(json.dumps({"mcp_servers": {"late": server}}))
+    model = project.script({"main": ["I am here."]})
+    terminal = open_tmux("--model", model, "--runtime", "inherited", "--config", "late.yaml")
+    held = gate.hold()
+    terminal.read_until("\n>")
+    say(terminal, "hello")
+    terminal.read_until(lambda text: "> hello" not in text)
+    os.close(held)
+    terminal.read_until("I am here.")
+    assert words(project) == ["hello"]
 
 
 def test_typing_while_it_works_steers_and_escape_interrupts(project: Project, open_tmux: Open) -> None:  # noqa: F811

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.gates import Gate
 from tests.surfaces.cli.shell import COMMAND, Project, environment, until
 from tests.surfaces.cli.test_terminal import HOSTILE, Terminal
 from tests.surfaces.tmux import Tmux
@@ -315,6 +316,23 @@ def test_hostile_text_is_harmless_in_the_live_view(project: Project) -> None:
     assert "x" * 5000 not in ours
     lines = ours.replace("\r", "\n").split("\n")
     assert not any(line.startswith(("◐ shell(harmless)", KEYS)) for line in lines)
+
+
+def test_the_end_names_its_tree_if_a_newer_one_was_begun_meanwhile(
+    project: Project, open_tmux: Open, library: Path
+) -> None:
+    """Commands without a name mean the newest tree: the hint must not lead to the changes of another run."""
+    gate = Gate(project.folder / "gate")
+    model = project.script({"main": [{"tools": [EDIT]}, gate.reply, "The end."]})
+    terminal = open_tmux("run", "first", "--yes", "--workspace", "copy", "--model", model)
+    held = gate.hold()
+    other = project.script({"main": ["Nothing to do."]}, name="other.json")
+    assert project.retinue("run", "second", "--model", other).returncode == 0
+    os.close(held)
+    assert terminal.wait_for_end() == 0
+    [tree] = {row["tree"] for row in project.rows() if row["task"] == "first"}
+    name = f"{tree}/0"
+    assert f"Review: retinue diff {name}\nApply:  retinue apply {name}  (1 file changed)\n" in terminal.history
 
 
 def test_the_end_says_how_to_review_and_apply(project: Project, open_tmux: Open, library: Path) -> None:

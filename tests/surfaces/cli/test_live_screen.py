@@ -107,7 +107,6 @@ async def test_the_first_message_is_taken_at_once_while_its_model_is_loaded(tmp_
     async with serve_supervisor(tmp_path) as h, open_live_terminal(talks=True) as terminal, TaskOwner() as tasks:
         terminal.live.view.show_starting(is_starting=False)
         talk = Conversation(terminal.live, h.supervisor, Signals(), begin=begin)
-        terminal.on_line = talk.submit
         holding = tasks.start(talk.hold())
         terminal.type("go\rand then")
         await terminal.sees("starting 0s")
@@ -127,7 +126,6 @@ async def test_the_inbox_of_a_conversation_lists_shows_and_answers(tmp_path: Pat
 
     async with serve_supervisor(tmp_path) as h, open_live_terminal(talks=True) as terminal, TaskOwner() as tasks:
         talk = Conversation(terminal.live, h.supervisor, Signals(), begin=begin)
-        terminal.on_line = talk.submit
         holding = tasks.start(talk.hold())
         terminal.type("go\r")
         await terminal.sees("question 1, 2 more wait")

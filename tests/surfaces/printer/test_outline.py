@@ -14,8 +14,7 @@ from retinue.core.events import (
 from retinue.core.usage import Usage
 from retinue.log.activity import Totals
 from retinue.log.runs import RunCounts, Runs
-from retinue.surfaces.printer.summary import format_summary
-from retinue.surfaces.printer.totals import format_status
+from retinue.surfaces.printer.totals import format_status, format_summary
 from tests.surfaces.printer.facts import ANNA, BERT, MAIN, Facts
 
 KID = (2, "/main/anna-1/kid-2", "kid")
@@ -75,11 +74,11 @@ def test_the_summary_is_aligned() -> None:
     ]
 
 
-def test_a_long_label_ends_in_dots() -> None:
+def test_a_long_label_ends_in_an_ellipsis() -> None:
     facts = Facts()
     runs = Runs.of("t1", [facts.spawn(MAIN, "main"), facts.spawn(ANNA, "x" * 200)])
     row = format_summary(runs).split("\n")[2]
-    assert "xxx...  " in row
+    assert "xxx…  " in row
     assert len(row) < 100
 
 

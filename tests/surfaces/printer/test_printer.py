@@ -26,7 +26,7 @@ from retinue.core.events import (
 )
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.colors import wants_color
-from retinue.surfaces.printer.printer import Level, Printer, truncate_lines
+from retinue.surfaces.printer.printer import COLUMNS, Level, Printer, truncate_lines
 from retinue.testing import allow_all, scripted
 from tests.surfaces.printer.facts import ANNA, MAIN, Facts, Recorder
 
@@ -292,3 +292,12 @@ def test_words_that_come_before_the_event_of_their_turn_stay_on_the_last_line() 
     printer.show_event(facts(MAIN, TurnStarted(2)))
     printer.show_delta(Delta("t1", 0, "/main", "main", "Others", turn=2))
     assert stream.writes[-1].endswith("main: Others")
+
+
+def test_the_text_of_a_run_keeps_to_its_line_also_in_wide_letters() -> None:
+    """A line that the terminal wraps is not erased whole when the next text comes."""
+    terminal = Recorder()
+    Printer(terminal, color=True).show_delta(Delta("t1", 0, "/main", "main", "字" * 60 + "尾", turn=1))
+    line = re.sub(r"\x1b\[[0-9;]*[mK]|\r", "", terminal.text)
+    assert line.startswith("main: …字") and line.endswith("字尾")
+    assert COLUMNS - 2 <= safe.measure_width(line) < COLUMNS

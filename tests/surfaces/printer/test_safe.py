@@ -13,7 +13,7 @@ from retinue.core.events import ApprovalAsked, ApprovalDecided, Inbox, Message, 
 from retinue.log.runs import Runs
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Level, Printer
-from retinue.surfaces.printer.summary import format_summary
+from retinue.surfaces.printer.totals import format_summary
 from tests.surfaces.printer.facts import Facts, Recorder
 
 HOSTILE = ["\x1b[2J", "\x1b]0;title\x07", "\r", "\b", "\x9b31m", "\u202eevil", "\u2066", "\u200f", "\u061c", "\u200b"]

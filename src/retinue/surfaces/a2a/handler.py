@@ -176,7 +176,8 @@ class TaskHandler(RequestHandler):
         task = ServedTask(run.tree, request)
         self._tasks.add(task)
         self._tasks.follow(task)
-        self._screen.begin(run, client, text)
+        label = f"{client}: {' '.join(text.split())[:60]}"
+        self._screen.show_task(run.tree, label, f"client '{client}' asks ({run.tree}): {text[:200]}")
         return task  # no await before this: a stream gets the model's first deltas only if it starts watching now
 
     def _keep_files(self, message: ClientMessage) -> tuple[str, ...]:

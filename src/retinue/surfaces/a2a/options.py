@@ -8,8 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from retinue.core.control import ResumeOverrides, RunHandle
-from retinue.core.events import Event
+from retinue.core.control import ResumeOverrides
 from retinue.core.profiles import Profile
 
 
@@ -41,8 +40,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorScreen(msgspec.Struct, frozen=True):
-    """Callbacks to the screen of the user who started the server: for notes, started runs and events."""
+    """Callbacks to the screen of the user who started the server. `say` shows a message. `show_task` shows a task from
+    now on; it gets the id, a label for lines of the task, and a line about it."""
 
     say: Callable[[str], object]
-    begin: Callable[[RunHandle, str, str], object]
-    show: Callable[[Event], object]
+    show_task: Callable[[str, str, str], object]

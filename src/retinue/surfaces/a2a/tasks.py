@@ -134,7 +134,6 @@ class ServedTasks:
                     if not isinstance(item, Delta):
                         follower.view.apply(item)
                         follower.notify()
-                        self._screen.show(item)
         finally:
             del self._followers[tree]
             follower.notify()
@@ -152,7 +151,7 @@ class ServedTasks:
                 self._screen.say(f"warning: the task {task.tree} cannot be resumed: {error}")
                 continue
             self.follow(task)
-            self._screen.say(f"resuming the task {task.tree}")
+            self._screen.show_task(task.tree, task.tree, f"resuming the task {task.tree}")
 
     async def close(self) -> None:
         await self._owner.close()

@@ -8,7 +8,6 @@ import ipaddress
 import os
 import re
 import shlex
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +20,7 @@ from retinue.build.remote_agents import inspect_agent
 from retinue.config import trust
 from retinue.config.project import SETTINGS_FILE, Project, find_project
 from retinue.config.remote_agents import check_agent_url, make_remote_profile
-from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError
-from retinue.core.events import Event, RunEnded
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task, check_name
 from retinue.core.remote_agents import A2aAgent, AgentAuth
@@ -31,8 +28,6 @@ from retinue.files.reserved import find_git_root
 from retinue.files.state_owner import claim_state_folder
 from retinue.files.token_file import load_token
 from retinue.surfaces.cli.foreground import run_tree
-from retinue.surfaces.cli.host_process import kill_trees, open_process
-from retinue.surfaces.cli.live import ServerScreen, catch_telemetry_warnings
 from retinue.surfaces.cli.main import add_actions, get_version
 from retinue.surfaces.cli.options import (
     add_context_option,
@@ -46,13 +41,12 @@ from retinue.surfaces.cli.options import (
     parse_whole,
 )
 from retinue.surfaces.cli.run import read_task
+from retinue.surfaces.cli.server_process import ServerScreen, open_server_process
 from retinue.surfaces.cli.startup import check_sandbox, choose_profile, make_printer, prepare, require_model
 from retinue.surfaces.printer import safe
-from retinue.surfaces.printer.printer import Printer
 
 if TYPE_CHECKING:
     from retinue.surfaces.a2a.options import ServerOptions
-    from retinue.surfaces.a2a.server import A2aServer
 
 WAIT_APPROVALS = 600.0
 DEFAULT_TOKEN = "default"
@@ -61,7 +55,6 @@ TOKEN_VARIABLE = "RETINUE_A2A_TOKEN_"
 LOOPBACK = "127.0.0.1"
 MIN_TOKEN = 16
 MAX_TASKS = 100
-MAX_BEHIND = 10_000
 PATTERNS = ("supervisor", "subagent")
 CURL = """\
 try it:
@@ -270,7 +263,7 @@ def _execute_serve(args: argparse.Namespace) -> int:
     )
     parts = replace(parts, wait_approvals=args.wait_approvals, total=total)
     options = _make_options(args, parts, start.project, profile)
-    asyncio.run(_A2aHost(args, parts, options, make_printer(args)).serve())
+    asyncio.run(_serve(args, parts, options))
     return 0
 
 
@@ -358,70 +351,40 @@ def _find_token_file(state: Path, name: str) -> Path:
     return state / "a2a" / "tokens" / name
 
 
-class _A2aHost:
-    """The A2A server and its screen, which shows the runs of all tasks live."""
+async def _serve(args: argparse.Namespace, parts: Parts, options: ServerOptions) -> None:
+    """Serve until Ctrl-C, and show the runs of all tasks live."""
+    from retinue.surfaces.a2a.options import OperatorScreen
+    from retinue.surfaces.a2a.server import A2aServer
 
-    def __init__(self, args: argparse.Namespace, parts: Parts, options: ServerOptions, printer: Printer) -> None:
-        assert parts.state is not None
-        self._args, self._parts, self._options, self._printer = args, parts, options, printer
-        self._state = parts.state
-        self._screen = ServerScreen(printer)
-        self._say, self._thread = self._screen.say, self._screen.thread
-        self._labels: dict[str, str] = {}
-        self._submitted = 0  # events that the print thread was given
-        self._printed = 0  # those that it has printed; only the thread counts them
+    assert parts.state is not None
+    process = open_server_process(parts, make_printer(args), serves=not args.no_control)
+    async with process as (control, screen, stop):
 
-    async def serve(self) -> None:
-        from retinue.surfaces.a2a.options import OperatorScreen
-        from retinue.surfaces.a2a.server import A2aServer
+        def show_task(tree: str, label: str, line: str) -> None:
+            screen.show_tree(control, tree, label=label, line=line)
 
-        stop = asyncio.Event()
-        screen = OperatorScreen(say=self._say, begin=self._begin, show=self._show)
-        async with AsyncExitStack() as stack:
-            stack.callback(self._thread.close)
-            stack.push_async_callback(self._thread.drain)
-            stack.enter_context(catch_telemetry_warnings(self._say))
-            process = open_process(self._parts, self._say, serves=not self._args.no_control, prepares=False)
-            async with process as (control, signals):
-                signals.set_actions(stop.set, lambda: kill_trees(control), self._say)
-                async with A2aServer(control, self._state, self._options, screen) as server:
-                    self._greet(server)
-                    await stop.wait()
+        operator = OperatorScreen(say=screen.say, show_task=show_task)
+        async with A2aServer(control, parts.state, options, operator) as server:
+            _greet(args, parts, options, server.url, screen)
+            await stop.wait()
 
-    def _greet(self, server: A2aServer) -> None:
-        args, options, state = self._args, self._options, self._state
-        about = f"as {options.pattern}, {self._parts.runtime}"
-        self._say(f"serving '{options.profile.name}' over A2A on {server.url} ({about}); Ctrl-C stops")
-        self._say(f"card: {server.url}/.well-known/agent-card.json")
-        header = ""
-        if not options.tokens:
-            self._say("warning: every program of this machine may use it (--no-token)")
-        for name in options.tokens:
-            variable, given = _read_token(name)
-            source = f"${variable}" if given else f"$(cat {shlex.quote(str(_find_token_file(state, name)))})"
-            self._say(f'token of {name}: send the header "Authorization: Bearer {source}"')
-            header = header or f'\n    -H "Authorization: Bearer {source}" \\'
-        if self._parts.runtime == "inherited":
-            self._say("warning: without a sandbox, what clients ask for runs with your authority (--runtime inherited)")
-        if options.certificate is None and not is_loopback(args.host) and not server.url.startswith("https:"):
-            self._say("warning: tokens and texts travel unencrypted: give --tls-cert and --tls-key, or use a proxy")
-        self._thread.submit(self._printer.show_note, CURL.format(url=server.url, token=header))
 
-    def _begin(self, run: RunHandle, client: str, text: str) -> None:
-        self._labels[run.tree] = f"{client}: {' '.join(text.split())[:60]}"
-        self._screen.begin_tree(run.tree, f"client '{client}' asks ({run.tree}): {text[:200]}")
-
-    def _show(self, event: Event) -> None:
-        """Print an event. Drop it if the terminal is too far behind, because no task may wait for the screen."""
-        if self._submitted - self._printed < MAX_BEHIND:
-            self._submitted += 1
-            self._thread.submit(self._put, event, self._labels.get(event.tree, event.tree))
-        if event.run == 0 and isinstance(event.body, RunEnded):
-            self._labels.pop(event.tree, None)
-            self._say(f"{event.tree} {event.body.status}; `retinue show {event.tree}` has the answer")
-
-    def _put(self, event: Event, label: str) -> None:
-        self._printed += 1
-        if self._submitted - self._printed == MAX_BEHIND - 1:
-            self._printer.show_note("more happened than this terminal could show: `retinue tail` has all of it")
-        self._screen.print_event(event, label)
+def _greet(args: argparse.Namespace, parts: Parts, options: ServerOptions, url: str, screen: ServerScreen) -> None:
+    """Print the address and the tokens of the server at `url`, and how to try it."""
+    assert parts.state is not None
+    about = f"as {options.pattern}, {parts.runtime}"
+    screen.say(f"serving '{options.profile.name}' over A2A on {url} ({about}); Ctrl-C stops")
+    screen.say(f"card: {url}/.well-known/agent-card.json")
+    header = ""
+    if not options.tokens:
+        screen.say("warning: every program of this machine may use it (--no-token)")
+    for name in options.tokens:
+        variable, given = _read_token(name)
+        source = f"${variable}" if given else f"$(cat {shlex.quote(str(_find_token_file(parts.state, name)))})"
+        screen.say(f'token of {name}: send the header "Authorization: Bearer {source}"')
+        header = header or f'\n    -H "Authorization: Bearer {source}" \\'
+    if parts.runtime == "inherited":
+        screen.say("warning: without a sandbox, what clients ask for runs with your authority (--runtime inherited)")
+    if options.certificate is None and not is_loopback(args.host) and not url.startswith("https:"):
+        screen.say("warning: tokens and texts travel unencrypted: give --tls-cert and --tls-key, or use a proxy")
+    screen.show_example(CURL.format(url=url, token=header))

@@ -22,7 +22,7 @@ import msgspec
 from retinue.build.servers import connect_to_server
 from retinue.concurrency import TaskOwner
 from retinue.control.address_files import find_addresses
-from retinue.core.approvals import Allow, Approval, Decision, Deny, QuestionChange, QuestionClosed, describe_closing
+from retinue.core.approvals import Allow, Approval, Decision, Deny, QuestionClosed, describe_closing
 from retinue.core.control import Control
 from retinue.core.errors import ApproverLeft, ConfigError, NotFound, RetinueError
 from retinue.core.rules import explain_missing_rule
@@ -117,7 +117,7 @@ def execute_approvals(args: argparse.Namespace) -> int:
 
 def _make_row(each: PendingQuestion) -> tuple[str, ...]:
     about = each.approval
-    question = output.shorten_to_width(format_question(about), QUESTION_WIDTH)
+    question = safe.cut_to_width(format_question(about), QUESTION_WIDTH)
     return (
         str(about.number),
         f"{about.tree}/{about.run}",
@@ -301,58 +301,68 @@ async def _answer_all(
 
 # `retinue approvals --watch`
 
+TakeAnswer = Callable[[Approval, Decision], object]
+
 
 class LineAsker:
     """An asker that shows one question at a time and reads a line as the answer, on the terminal of a printer.
 
-    `ask` returns the answer. Its caller cancels it when another surface closes the question. It raises ApproverLeft
-    when the user leaves. `close` stops asking, answers nothing, and returns False if the terminal is stuck."""
+    A question is asked from `show_question` until `withdraw_question`, or until `answer` gets its answer. `leave` is
+    called when the user leaves. `close` answers nothing, and returns False if the terminal is stuck."""
 
-    def __init__(self, printer: Printer) -> None:
+    def __init__(self, printer: Printer, answer: TakeAnswer, leave: Callable[[], object]) -> None:
         self._printer = printer
+        self._answer, self._leave = answer, leave
         self._approver = TerminalApprover(printer)
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._tasks = TaskOwner()
         printer.show_note(WAITING)
 
-    async def ask(self, question: Approval) -> Decision:
-        async with TaskOwner() as owner:
-            asking = owner.start(self._approver(question))
-            await asyncio.sleep(0)
-            self._approver.mark_shown(question.id)
-            return await asking
+    def show_question(self, question: Approval) -> None:
+        self._asking[question.id] = self._tasks.start(self._ask(question))
+        asyncio.get_running_loop().call_soon(self._approver.mark_shown, question.id)  # after the task has begun
+
+    def withdraw_question(self, question: Approval) -> None:
+        self._asking.pop(question.id).cancel()
 
     def show_note(self, text: str) -> None:
         self._printer.show_note(text)
 
     async def close(self) -> bool:
         self._approver.leave()
+        await self._tasks.close()
         return True
+
+    async def _ask(self, question: Approval) -> None:
+        try:
+            decision = await self._approver(question)
+        except ApproverLeft:
+            self._leave()
+            return
+        del self._asking[question.id]
+        self._answer(question, decision)
 
 
 class PanelAsker:
-    """An asker that pins questions in the panel of the live view, where one key answers a question.
+    """An asker that pins questions in the panel of the live view, where one key answers a question. Has the methods of
+    `LineAsker`."""
 
-    Has the methods of `LineAsker`, for several questions at once. Calls `on_left` when the user leaves."""
-
-    def __init__(self, on_left: Callable[[], object]) -> None:
-        self._on_left = on_left
+    def __init__(self, answer: TakeAnswer, leave: Callable[[], object]) -> None:
+        self._answer, self._leave = answer, leave
         self._screen = Screen(Terminal(input_fd=0, output_fd=1), color=colors.wants_color(sys.stdout))
         self._panel = QuestionPanel(self._screen, self._take_answer)
         self._questions: dict[str, Approval] = {}
-        self._answers: dict[str, asyncio.Future[Decision]] = {}
         self._screen.draw_bottom(self._compose, self._panel.arm_later)
-        self._screen.terminal.report_keys(self._press_key, on_closed=self._leave)
+        self._screen.terminal.report_keys(self._press_key, on_closed=leave)
         self._screen.open()
 
-    async def ask(self, question: Approval) -> Decision:
-        answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        self._answers[question.id] = answer
+    def show_question(self, question: Approval) -> None:
         self._questions[question.id] = question
         self._show_questions()
-        try:
-            return await answer
-        finally:
-            del self._questions[question.id], self._answers[question.id]
-            self._show_questions()
+
+    def withdraw_question(self, question: Approval) -> None:
+        del self._questions[question.id]
+        self._show_questions()
 
     def show_note(self, text: str) -> None:
         self._screen.print_text(colors.paint_faint(safe.escape_text(text), color=self._screen.color))
@@ -365,15 +375,9 @@ class PanelAsker:
         self._screen.request_redraw(at_once=True)
 
     def _take_answer(self, question: Approval, decision: Decision) -> None:
-        answer = self._answers.get(question.id)
-        if answer is not None and not answer.done():
-            answer.set_result(decision)
-
-    def _leave(self) -> None:
-        self._on_left()
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(ApproverLeft())
+        if question.id in self._questions:
+            self.withdraw_question(question)
+            self._answer(question, decision)
 
     def _press_key(self, key: Key | Paste) -> None:
         if isinstance(key, Key) and key.name == "ctrl-d":
@@ -389,7 +393,9 @@ class PanelAsker:
 
 
 class QuestionWatch:
-    """A watcher that shows the questions of all processes of a project. With `asks`, the user can answer them."""
+    """A watcher that shows the questions of all processes of a project. With `asks`, the user can answer them.
+
+    A question leaves `_open` when its answer is sent from here, or else when it is closed."""
 
     def __init__(self, project: output.ProjectLog, *, as_json: bool, asks: bool) -> None:
         self._project = project
@@ -398,15 +404,15 @@ class QuestionWatch:
         self._asks = asks
         self._asker: LineAsker | PanelAsker | None = None
         self._open: dict[str, PendingQuestion] = {}
-        self._asking: dict[str, asyncio.Task[None]] = {}
-        self._closed: dict[str, QuestionClosed] = {}  # by id of the question; `_ask` reads it
         self._left = asyncio.Event()
         self._tasks = TaskOwner()
 
     async def run(self) -> None:
         """Watch until the user leaves."""
-        if self._asks:
-            self._asker = PanelAsker(self._left.set) if can_draw(0, 1) else LineAsker(self._printer)
+        if self._asks and can_draw(0, 1):
+            self._asker = PanelAsker(self._take_answer, self._left.set)
+        elif self._asks:
+            self._asker = LineAsker(self._printer, self._take_answer, self._left.set)
         followed: dict[str, asyncio.Task[None]] = {}  # by the process's id in the log
         async with self._tasks:
             try:
@@ -429,57 +435,51 @@ class QuestionWatch:
                     await stack.enter_async_context(control.attend())
                 changes = await stack.enter_async_context(aclosing(control.watch_questions()))
                 async for change in changes:
-                    self._apply(pid, control, change)
+                    if isinstance(change, QuestionClosed):
+                        self._close(change.id, describe_closing(change))
+                    else:
+                        self._show(PendingQuestion(change, pid, control))
         except RetinueError:  # the process is gone, or stopping
             pass
-        for name in [name for name, each in self._open.items() if each.control is control]:
-            self._close(name, await describe_outcome(self._project.log, self._open[name].approval))
+        for waiting in [each for each in self._open.values() if each.control is control]:
+            self._close(waiting.approval.id, await describe_outcome(self._project.log, waiting.approval))
 
-    def _apply(self, pid: int, control: Control, change: QuestionChange) -> None:
-        if isinstance(change, QuestionClosed):
-            if change.id in self._open:
-                self._closed[change.id] = change
-                self._close(change.id, describe_closing(change))
-            return
-        waiting = self._open[change.id] = PendingQuestion(change, pid, control)
+    def _show(self, waiting: PendingQuestion) -> None:
+        about = waiting.approval
+        self._open[about.id] = waiting
         if self._as_json:
             output.print_json(waiting.to_json())
             sys.stdout.flush()
         elif self._asker is not None:
-            self._asking[change.id] = self._tasks.start(self._ask(self._asker, waiting))
+            self._asker.show_question(about)
         else:
-            self._printer.show_question(change, asker=True)
-            number, name = change.number, f"{change.tree}/{change.run}"
+            self._printer.show_question(about, asker=True)
+            number, name = about.number, f"{about.tree}/{about.run}"
             self._printer.show_note(f"{number}  {name}: retinue approve {number} · retinue deny {number} REASON")
 
-    def _close(self, name: str, outcome: str) -> None:
-        """Withdraw a question that another surface closed or whose process is gone, and show the outcome."""
-        waiting, asking = self._open.pop(name), self._asking.pop(name, None)
-        if asking is not None:
-            asking.cancel()
-        elif self._asker is not None:
-            return  # `_ask` is sending an answer from here, and shows the outcome
+    def _close(self, question_id: str, outcome: str) -> None:
+        """Withdraw an open question that another surface closed or whose process is gone, and show the outcome."""
+        waiting = self._open.pop(question_id, None)
+        if waiting is None:
+            return
+        if self._asker is not None:
+            self._asker.withdraw_question(waiting.approval)
         if not self._as_json:
             asyncio.get_running_loop().call_soon(self._say, waiting.approval, outcome)  # after the prompt is gone
 
-    async def _ask(self, asker: LineAsker | PanelAsker, waiting: PendingQuestion) -> None:
-        """Ask the user, and send the answer to the process that asked."""
+    def _take_answer(self, question: Approval, decision: Decision) -> None:
+        self._tasks.start(self._send(self._open.pop(question.id), decision))
+
+    async def _send(self, waiting: PendingQuestion, decision: Decision) -> None:
+        """Send an answer to the process that asked, and show the outcome."""
         about = waiting.approval
         try:
-            decision = await asker.ask(about)
-        except ApproverLeft:
-            self._left.set()
-            return
-        self._asking.pop(about.id, None)
-        try:
-            outcome = await send_answer(self._project, waiting, decision, surface=SURFACE)
+            answered = await send_answer(self._project, waiting, decision, surface=SURFACE)
         except RetinueError as error:
             self._say(about, f"was not answered: {error}")
             return
-        self._open.pop(about.id, None)
-        closed = self._closed.pop(about.id, None)
-        if outcome != "taken":
-            late = await describe_outcome(self._project.log, about) if closed is None else describe_closing(closed)
+        if answered != "taken":
+            late = await describe_outcome(self._project.log, about)
             self._say(about, f"too late, somebody else was first: {late}")
             return
         self._say(about, "approved" if isinstance(decision, Allow) else "denied")

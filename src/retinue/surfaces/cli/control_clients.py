@@ -16,6 +16,8 @@ from retinue.core.errors import ConfigError
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader, name_process
 from retinue.log.listing import Listing
+from retinue.log.lookup import find_reported_run
+from retinue.log.runs import RunView
 from retinue.surfaces.cli.output import ProjectLog
 from retinue.surfaces.printer import colors, safe
 
@@ -67,6 +69,13 @@ def report_silence(who: str, *, seconds: float = SILENT_SECONDS) -> Iterator[Non
         yield
     finally:
         timer.cancel()
+
+
+async def suggest_reporting_run(log: LogReader, view: RunView, hint: str) -> str:
+    """Return `hint` with the name of the run in an MCP server of ours that reported this run, or an empty text if it is
+    not known here."""
+    found = await find_reported_run(log, view.agent, view.spawned.subagent_id) if view.spawned.server else None
+    return "" if found is None else hint.format(run=found.name)
 
 
 async def find_status(log: LogReader, found: RunRef) -> str | None:

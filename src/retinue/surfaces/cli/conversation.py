@@ -84,7 +84,6 @@ class Conversation:
         self._begin = begin
         self._known, self._shown = known, shown
         self._hosts = hosts
-        self._typed: asyncio.Queue[str] = asyncio.Queue()
         self._tasks = TaskOwner()
         self._over = asyncio.Event()
         self._choose: Callable[[str], object] | None = None  # takes the key that answers a question of `ask`
@@ -113,10 +112,6 @@ class Conversation:
         """Return the subagents of the conversation that have not ended."""
         return [run for run in self.runs.runs.values() if run.number and run.ended is None]
 
-    def submit(self, text: str) -> None:
-        """Queue a line that the user typed."""
-        self._typed.put_nowait(text)
-
     async def hold(self, run: RunHandle | None = None) -> None:
         """Run the conversation until the user leaves. Attaches to `run`, if given."""
         if run is not None:
@@ -135,7 +130,7 @@ class Conversation:
     async def _take_lines(self) -> None:
         """Process typed lines in order. Errors are shown as notes."""
         while True:
-            text = await self._typed.get()
+            text = await self.live.typed.get()
             try:
                 await self._take_line(text)
             except RetinueError as error:
@@ -165,23 +160,10 @@ class Conversation:
         try:
             receipt = await self.control.send(run.tree, run.number, unescape_message(text))
         except ControlUnreachable:
-            self._typed.put_nowait(text)
+            self.live.typed.put_nowait(text)
             self._leave("lost")
             return
         self.show_receipt(receipt)
-
-    def take_unsent(self) -> tuple[list[str], str]:
-        """Remove and return the typed lines that were not processed, and return the text in the input line."""
-        lines = []
-        while not self._typed.empty():
-            lines.append(self._typed.get_nowait())
-        return lines, self.view.input.text
-
-    def restore_unsent(self, lines: list[str], draft: str) -> None:
-        """Queue the unprocessed `lines` of an earlier conversation, and put `draft` into the input line."""
-        for line in lines:
-            self.submit(line)
-        self.view.input.replace_text(draft)
 
     def _attach(self, run: RunHandle) -> None:
         self.run = run

@@ -31,16 +31,13 @@ from retinue.core.teams import Member
 from retinue.files.reserved import STATE_FOLDER
 from retinue.log.runs import Runs
 from retinue.surfaces.cli import output
-from retinue.surfaces.cli.foreground import EXIT_CODES, find_unapplied, print_answer
-from retinue.surfaces.cli.live import Display, ShownTree, run_and_show
-from retinue.surfaces.cli.main import FAILED
+from retinue.surfaces.cli.foreground import print_answer
+from retinue.surfaces.cli.live import Display, run_and_show
 from retinue.surfaces.cli.options import add_level_options
 from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.cli.startup import make_printer, wants_live_view
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.header import Header
-from retinue.surfaces.printer.printer import Printer
-from retinue.surfaces.printer.summary import format_summary
 
 HERE = Path(__file__).parent
 TASK = "One of the checks of this project fails. Find out why, have it fixed, and prove it."
@@ -140,16 +137,11 @@ def execute_demo(args: argparse.Namespace) -> int:
         header = Header(model=str(parts.model), runtime=parts.runtime, workspace=play.main.workspace)
         display = Display(printer=printer, asks=terminal, live=live, header=header)
         shown = asyncio.run(run_and_show(parts, lambda control: control.spawn(play.main, Task(TASK)), display))
-    code = EXIT_CODES.get(shown.result.status, FAILED)
-    if shown.stuck:
-        output.exit_stuck(code)
+    code = print_answer(shown, printer, as_json=False, live=live, is_here=False)
     if live:
-        unapplied = asyncio.run(find_unapplied(shown.result, parts.state))
-        print_answer(shown, printer, unapplied, as_json=False, live=True)
         printer.show_note(f"Look closer: cd {shlex.quote(str(project))} && {command} ps")
-        return code
-    _print_outcome(printer, shown)
-    printer.show_text(_list_hints(play, command, project, shown.runs))
+    else:
+        printer.show_text(_list_hints(play, command, project, shown.runs))
     return code
 
 
@@ -169,20 +161,6 @@ def _describe_demo(play: Play, project: Path, terminal: bool) -> str:
     about = f"retinue demo: {play.title}. The models are scripted, the tools are real."
     lines = (about, f"The project is a copy in {safe.escape_line(str(project))}. {who}")
     return "\n".join(safe.fold_line(line, sys.stderr) for line in lines)
-
-
-def _print_outcome(printer: Printer, shown: ShownTree) -> None:
-    """Print the answer on stdout and the tree on stderr."""
-    result = shown.result
-    if result.status == "done":
-        printer.add_blank_line()
-        print(safe.escape_text(result.final_response), flush=True)
-        printer.note_foreign_output()
-    else:
-        printer.show_note(f"{result.status}: {result.error_details or result.final_response}")
-    printer.show_text(format_summary(shown.runs, color=printer.color))
-    if shown.log_error is not None:
-        printer.show_note(shown.log_error)
 
 
 def _list_hints(play: Play, command: str, project: Path, runs: Runs) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,14 +16,14 @@ from retinue.core.changes import RunCopy
 from retinue.core.errors import ConfigError
 from retinue.log.blocks import format_count
 from retinue.log.listing import Listing, load_listing
-from retinue.log.lookup import find_reported_run
 from retinue.surfaces.cli import control_clients, output, pager
 from retinue.surfaces.cli.main import FAILED
 from retinue.surfaces.cli.options import RUN_HELP
-from retinue.surfaces.cli.prompts import ask_yes_no, at_terminal
+from retinue.surfaces.cli.prompts import confirm
 from retinue.surfaces.printer import colors, safe
 
 QUESTION = "apply these changes?"
+NO_TERMINAL = "there is no terminal to ask on: look with `retinue diff`, then give --yes"
 STAT_COLUMNS = 100  # if stdout is not a terminal
 RECOVERY_QUESTION = "put them back as they were before it?"
 
@@ -81,11 +80,8 @@ async def _find_copies(name: str | None) -> tuple[output.ProjectLog, Listing, li
     try:
         copies = await open_stored_control(project.state).list_copies(found.tree, found.run)
     except ConfigError as error:
-        view = tree.runs.runs[found.run]
-        home = (
-            await find_reported_run(project.log, view.agent, view.spawned.subagent_id) if view.spawned.server else None
-        )
-        where = "" if home is None else f"; `retinue diff {home.name}` shows what it changed there"
+        hint = "; `retinue diff {run}` shows what it changed there"
+        where = await control_clients.suggest_reporting_run(project.log, tree.runs.runs[found.run], hint)
         raise ConfigError(f"{error}{where}") from None
     if not copies:
         print(f"{found.name} changed no files", file=sys.stderr)
@@ -134,8 +130,9 @@ def execute_apply(args: argparse.Namespace) -> int:
     if not plan.runs:
         return 0
     if plan.unfinished:
-        if not args.yes and not _ask_recovery(plan.unfinished):
-            print("Nothing was changed.", file=sys.stderr)
+        files = "".join(f"\n  {safe.escape_line(path)}" for path in plan.unfinished)
+        shown = f"an earlier apply was interrupted while it changed these files:{files}"
+        if not confirm(RECOVERY_QUESTION, shown, yes=args.yes, no_terminal=NO_TERMINAL):
             return FAILED
         if asyncio.run(control.undo_interrupted_apply()):
             output.print_warning("an earlier apply was interrupted: what it had done is undone")
@@ -145,8 +142,8 @@ def execute_apply(args: argparse.Namespace) -> int:
         for conflict in plan.conflicts:
             print(f"  {safe.escape_line(conflict)}", file=sys.stderr)
         return FAILED
-    if plan.count and not args.yes and not _ask_user(plan.diff):
-        print("Nothing was changed.", file=sys.stderr)
+    shown = colors.paint_diff(safe.escape_text(plan.diff), color=colors.wants_color(sys.stderr))
+    if plan.count and not confirm(QUESTION, shown, yes=args.yes, no_terminal=NO_TERMINAL):
         return FAILED
     asyncio.run(control.apply_planned(plan.tree, plan.runs, digest=plan.digest))
     names = ", ".join(f"{plan.tree}/{run}" for run in plan.runs)
@@ -155,22 +152,3 @@ def execute_apply(args: argparse.Namespace) -> int:
     else:
         print(f"The project already has the changes of {names}.")
     return 0
-
-
-def _ask_recovery(paths: Sequence[str]) -> bool:
-    """Ask whether the files that an interrupted apply was changing may be put back."""
-    _require_terminal()
-    shown = "".join(f"\n  {safe.escape_line(path)}" for path in paths)
-    print(f"an earlier apply was interrupted while it changed these files:{shown}", file=sys.stderr)
-    return ask_yes_no(RECOVERY_QUESTION, default=False)
-
-
-def _ask_user(diff: str) -> bool:
-    _require_terminal()
-    print(colors.paint_diff(safe.escape_text(diff), color=colors.wants_color(sys.stderr)), file=sys.stderr)
-    return ask_yes_no(QUESTION, default=False)
-
-
-def _require_terminal() -> None:
-    if not at_terminal():
-        raise ConfigError("there is no terminal to ask on: look with `retinue diff`, then give --yes")

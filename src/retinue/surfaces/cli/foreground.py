@@ -8,19 +8,16 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from retinue.build.logs import open_stored_control
-from retinue.core.changes import RunCopy
 from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError, OutputFailed, RetinueError
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.files.private import make_private_folder, open_private_file
 from retinue.log.blocks import format_count
+from retinue.log.lookup import find_run
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.live import Begin, Display, ShownTree, run_and_show
 from retinue.surfaces.cli.main import FAILED
@@ -28,20 +25,12 @@ from retinue.surfaces.cli.startup import StartUp, make_header, make_printer, wan
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.printer import Printer
-from retinue.surfaces.printer.summary import format_summary
-from retinue.surfaces.printer.totals import format_totals
+from retinue.surfaces.printer.totals import format_summary, format_totals
 
 EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
 CONTINUABLE = ("failed", "limited", "timed_out", "cancelled")
 UNCONFIRMED_HINT = "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
 DETACHED_FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
-
-
-class UnappliedChanges(NamedTuple):
-    """The changes of the run `name` (TREE/N) in this number of files, which were not applied."""
-
-    name: str
-    files: int
 
 
 def run_tree(
@@ -65,13 +54,8 @@ def run_tree(
 
     printer = make_printer(args, color=False if args.detach else None)
     live = start.asks and wants_live_view(args)
-    display = Display(
-        printer=printer,
-        asks=start.asks,
-        live=live,
-        after=after,
-        header=None if profile is None or not profile.has_model else make_header(start, profile),
-    )
+    header = make_header(start, profile) if live and profile is not None and profile.has_model else None
+    display = Display(printer=printer, asks=start.asks, live=live, after=after, header=header)
     running = run_and_show(
         start.parts,
         begin,
@@ -80,51 +64,30 @@ def run_tree(
         announce=announce if args.detach else None,
         profile=profile,
     )
-    shown = asyncio.run(running)
-    unapplied = asyncio.run(find_unapplied(shown.result, start.parts.state))
-    continuable = start.parts.state is not None
-    return print_answer(shown, printer, unapplied, as_json=args.json, live=live, continuable=continuable)
+    return print_answer(asyncio.run(running), printer, as_json=args.json, live=live)
 
 
-def print_answer(
-    shown: ShownTree,
-    printer: Printer,
-    unapplied: Sequence[UnappliedChanges],
-    *,
-    as_json: bool,
-    live: bool = False,
-    continuable: bool = False,
-) -> int:
-    """Print the summary on stderr and the answer on stdout, and return the exit code. `unapplied` are the changes that
-    the user can apply. `continuable` means that the run is in the log of the project.
+def print_answer(shown: ShownTree, printer: Printer, *, as_json: bool, live: bool = False, is_here: bool = True) -> int:
+    """Print the summary on stderr and the answer on stdout, and return the exit code. `is_here` means that commands in
+    the current folder find the run.
 
     After the live view (`live`), print the answer first, then one line of totals. Print nothing on a stuck terminal,
     and end the process."""
-    result = shown.result
-    code = EXIT_CODES.get(result.status, FAILED) or (FAILED if shown.log_error is not None else 0)
-    if live and not shown.stuck:
-        _print_result(result, as_json=as_json, rendered=shares_terminal(), stored=continuable)
-        _print_live_end(shown, printer, unapplied)
-        if continuable:
-            _suggest_continue(shown, printer)
-        return code
-    if not shown.stuck:
-        if printer.level != "quiet":
-            view = shown.runs.runs.get(result.run)
-            if shown.log_error is None and view is not None and view.ended is not None:  # else totals are incomplete
-                printer.show_text(format_summary(shown.runs, color=printer.color))
-            more = f"more: retinue show {result.tree} · retinue tail {result.tree}"
-            printer.show_text(colors.paint_faint(more, color=printer.color))
-        for name, count in unapplied:
-            files = format_count(count, "file")
-            printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
-        _print_failure(shown)
-        if continuable:
-            _suggest_continue(shown, printer)
-    if not (shown.stuck and shares_terminal()):
-        _print_result(result, as_json=as_json, rendered=False, stored=continuable)
+    code = EXIT_CODES.get(shown.result.status, FAILED) or (FAILED if shown.log_error is not None else 0)
     if shown.stuck:
+        if not shares_terminal():
+            _print_result(shown.result, as_json=as_json, rendered=False, is_here=is_here)
         output.exit_stuck(code)
+    if live:
+        _print_result(shown.result, as_json=as_json, rendered=shares_terminal(), is_here=is_here)
+        printer.note_foreign_output()
+        print_live_end(shown, printer, is_newest=bool(shown.unapplied) and _is_newest(shown.result.tree))
+    else:
+        _print_end(shown, printer, is_here=is_here)
+    if is_here:
+        _suggest_continue(shown, printer)
+    if not live:
+        _print_result(shown.result, as_json=as_json, rendered=False, is_here=is_here)
     return code
 
 
@@ -136,16 +99,41 @@ def shares_terminal() -> bool:
         return False
 
 
-def _print_live_end(shown: ShownTree, printer: Printer, unapplied: Sequence[UnappliedChanges]) -> None:
-    """Print how to review and apply the changes, then one line of totals, below the answer of a live view."""
-    result = shown.result
-    printer.note_foreign_output()
-    is_primary = [name for name, _ in unapplied] == [f"{result.tree}/0"]
-    for name, count in [("", unapplied[0].files)] if is_primary else [(f" {name}", count) for name, count in unapplied]:
-        files = f"{format_count(count, 'file')} changed"
-        printer.show_text(f"Review: retinue diff{name}\nApply:  retinue apply{name}  ({files})")
+def _print_end(shown: ShownTree, printer: Printer, *, is_here: bool) -> None:
+    """Print the summary of the tree, and how to review and apply the changes, before the answer."""
+    tree = shown.result.tree
+    if printer.level != "quiet":
+        view = shown.runs.runs.get(shown.result.run)
+        if shown.log_error is None and view is not None and view.ended is not None:  # else totals are incomplete
+            printer.show_text(format_summary(shown.runs, color=printer.color))
+        if is_here:
+            more = f"more: retinue show {tree} · retinue tail {tree}"
+            printer.show_text(colors.paint_faint(more, color=printer.color))
+    for name, count in shown.unapplied:
+        files = format_count(count, "file")
+        printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
+    _print_failure(shown)
+
+
+def print_live_end(shown: ShownTree, printer: Printer, *, is_newest: bool) -> None:
+    """Print how to review and apply the changes, then one line of totals, below the answer of a live view.
+
+    Commands without a name mean the primary of the newest tree, so its name is left out."""
+    primary = f"{shown.result.tree}/0"
+    for name, count in shown.unapplied:
+        which = "" if is_newest and name == primary else f" {name}"
+        files = format_count(count, "file")
+        printer.show_text(f"Review: retinue diff{which}\nApply:  retinue apply{which}  ({files} changed)")
     _print_failure(shown)
     printer.show_note(safe.fold_line(format_totals(shown.runs, time.time()), sys.stderr))
+
+
+def _is_newest(tree: str) -> bool:
+    """Return True if `tree` is the newest tree of the project, which commands without a name mean."""
+    try:
+        return asyncio.run(find_run(output.open_project_log().log, None)).tree == tree
+    except RetinueError:
+        return False
 
 
 def _print_failure(shown: ShownTree) -> None:
@@ -166,10 +154,10 @@ def _suggest_continue(shown: ShownTree, printer: Printer) -> None:
     printer.show_note(f'to go on from here: retinue continue {name} "..."')
 
 
-def _print_result(result: Result[Any], *, as_json: bool, rendered: bool, stored: bool) -> None:
+def _print_result(result: Result[Any], *, as_json: bool, rendered: bool, is_here: bool) -> None:
     """Print the answer on stdout: as JSON, unchanged, or as Markdown rendered for the terminal.
 
-    Raises OutputFailed if stdout is closed or full. If the run is `stored`, the error says which command shows it."""
+    Raises OutputFailed if stdout is closed or full. If the run `is_here`, the error says which command shows it."""
     try:
         if as_json:
             output.print_json(result.to_json())
@@ -181,32 +169,8 @@ def _print_result(result: Result[Any], *, as_json: bool, rendered: bool, stored:
                 output.print_text(result.final_response)
         sys.stdout.flush()
     except OutputFailed as error:
-        hint = f"; `retinue show {result.tree}/{result.run}` has the answer" if stored else ""
+        hint = f"; `retinue show {result.tree}/{result.run}` has the answer" if is_here else ""
         raise OutputFailed(error.error, hint) from None
-
-
-async def find_unapplied(result: Result[Any], state: Path | None) -> list[UnappliedChanges]:
-    """Return the changes in the tree of `result` that were not applied yet. Changes whose records cannot be read any
-    more do not count as applied: the answer must not be lost."""
-    copies: dict[int | None, RunCopy] = {}
-    if state is not None:
-        with suppress(OSError, RetinueError):
-            copies = {copy.run: copy for copy in await open_stored_control(state).list_copies(result.tree)}
-    return list(_find_unapplied(result, copies))
-
-
-def _find_unapplied(result: Result[Any], copies: Mapping[int | None, RunCopy]) -> Iterator[UnappliedChanges]:
-    """Yield the unapplied changes of each run. `copies` holds the copied workspaces by their runs.
-
-    Children of a run with changes or of a team are skipped: their changes went into the copy of that run, and a team
-    presents only the changes of one member."""
-    copy = copies.get(result.run if result.team is None else result.team.presented)
-    count = result.changed_count if copy is None or copy.unapplied is None else copy.unapplied
-    if count:
-        yield UnappliedChanges(f"{result.tree}/{result.run}", count)
-    if not (count or result.changed_count or result.team is not None):
-        for child in result.children:
-            yield from _find_unapplied(child, copies)
 
 
 def redirect_output(state: Path, run: RunHandle) -> None:

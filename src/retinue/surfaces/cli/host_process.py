@@ -1,6 +1,6 @@
 """The process of a command that runs agents: its Control, its control server and its signal handlers.
 
-`open_process` opens and closes them, for one tree, for a conversation, for `retinue watch` and for `retinue a2a serve`.
+`open_process` opens and closes them, for one tree, for a conversation, and for a server (`server_process.py`).
 `retinue mcp serve` handles signals before it has a Control. Knows no command line options.
 """
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from retinue.build.parts import Parts
 from retinue.concurrency import TaskOwner
+from retinue.core.changes import RunCopy
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import LogError, RetinueError
 from retinue.core.events import Delta, Event
@@ -25,7 +26,6 @@ from retinue.log.runs import Runs
 from retinue.surfaces.cli.host_process import open_process
 from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.signals import Signals
-from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.approver import attach_terminal
 from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.printer import Printer, PrintThread
@@ -36,13 +36,21 @@ LOGGED_SECONDS = 10.0
 _TELEMETRY_LOGGERS = ("opentelemetry", "retinue.telemetry")
 
 
+class UnappliedChanges(NamedTuple):
+    """The changes of the run `name` (TREE/N) in this number of files, which were not applied."""
+
+    name: str
+    files: int
+
+
 @dataclass(frozen=True)
 class ShownTree:
-    """A tree that was shown to its end. `stuck` is True if the terminal took no more text; `log_error` is the error of
-    the log."""
+    """A tree that was shown to its end. `unapplied` are the changes that the user can apply. `stuck` is True if the
+    terminal took no more text; `log_error` is the error of the log."""
 
     result: Result[Any]
     runs: Runs
+    unapplied: Sequence[UnappliedChanges] = ()
     stuck: bool = False
     log_error: str | None = None
 
@@ -95,7 +103,8 @@ async def run_and_show(
                         announce(run)
                     shown = await _show_to_end(run, screen, signals)
                     await screen.close()
-                    shown = replace(shown, stuck=shown.stuck or screen.is_stuck)
+                    unapplied = await find_unapplied(shown.result, control)
+                    shown = replace(shown, stuck=shown.stuck or screen.is_stuck, unapplied=unapplied)
                     await _wait_for_other_trees(control, signals, printer, stuck=shown.stuck)
             except LogError as error:
                 if shown is None:
@@ -163,6 +172,29 @@ async def _is_ending_logged(run: RunHandle, runs: Runs) -> bool:
         return False
 
 
+async def find_unapplied(result: Result[Any], control: Control) -> list[UnappliedChanges]:
+    """Return the changes in the tree of `result` that were not applied yet. Changes whose records cannot be read any
+    more do not count as applied: the answer must not be lost."""
+    copies: dict[int | None, RunCopy] = {}
+    with suppress(OSError, RetinueError):
+        copies = {copy.run: copy for copy in await control.list_copies(result.tree)}
+    return list(_find_unapplied(result, copies))
+
+
+def _find_unapplied(result: Result[Any], copies: Mapping[int | None, RunCopy]) -> Iterator[UnappliedChanges]:
+    """Yield the unapplied changes of each run. `copies` holds the copied workspaces by their runs.
+
+    Children of a run with changes or of a team are skipped: their changes went into the copy of that run, and a team
+    presents only the changes of one member."""
+    copy = copies.get(result.run if result.team is None else result.team.presented)
+    count = result.changed_count if copy is None or copy.unapplied is None else copy.unapplied
+    if count:
+        yield UnappliedChanges(f"{result.tree}/{result.run}", count)
+    if not (count or result.changed_count or result.team is not None):
+        for child in result.children:
+            yield from _find_unapplied(child, copies)
+
+
 class BlockScreen:
     """A screen that prints a tree as blocks. Has the methods of `LiveScreen`."""
 
@@ -203,29 +235,6 @@ class BlockScreen:
 
     def _say(self, text: str) -> None:
         self.thread.submit(self._printer.show_note, text)
-
-
-class ServerScreen:
-    """A screen that prints the trees of a server as blocks. Prints a tree's label when the output switches to it."""
-
-    def __init__(self, printer: Printer, *, in_thread: bool = True) -> None:
-        self.thread = PrintThread(in_thread=in_thread)
-        self._printer = printer
-        self._shown = ""
-
-    def say(self, text: str) -> None:
-        """Print a message of the server itself."""
-        self.thread.submit(self._printer.show_note, safe.escape_line(text))
-
-    def begin_tree(self, tree: str, text: str) -> None:
-        """Print a line about a new tree. Its next block then needs no label."""
-        self.say(text)
-        self._shown = tree
-
-    def print_event(self, event: Event, label: str) -> None:
-        """Print an event of a tree. Call it only in the print thread."""
-        if self._printer.show_event(event, below="" if self._shown == event.tree else f"-- {safe.escape_line(label)}"):
-            self._shown = event.tree
 
 
 class TelemetryWarnings(logging.Handler):

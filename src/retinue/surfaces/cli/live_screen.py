@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import TypeVar
@@ -32,6 +32,7 @@ AT_ONCE_SECONDS = 0.02  # of folding events, before keys and frames get their tu
 BY = "user"
 SURFACE = "terminal"
 TOO_LATE = "somebody else was first: question {number} {what}"
+Unsent = tuple[list[str], str]  # the entered texts, and the text in the input line
 T = TypeVar("T")
 
 
@@ -47,16 +48,23 @@ async def pace_items(items: AsyncIterator[T]) -> AsyncIterator[T]:
 
 
 class LiveScreen:
-    """A live view on this terminal. Its keys act on the Control of the run that `attach` was called with."""
+    """A live view on this terminal. Its keys act on the Control of the run that `attach` was called with.
 
-    def __init__(
-        self, screen: Screen, *, level: Level, after: int = 0, submit: Callable[[str], object] | None = None
-    ) -> None:
+    With `talks` it has an input line. The texts entered there wait in `typed`, also those of a user who is faster than
+    the start of the run."""
+
+    def __init__(self, screen: Screen, *, level: Level, after: int = 0, talks: bool = False) -> None:
         self.screen = screen
+        self.typed: asyncio.Queue[str] = asyncio.Queue()
         self._control: Control | None = None
         self._tree = ""
         self.view = LiveView(
-            screen, level=level, after=after, answer=self.send_answer, cancel=self._send_cancel, submit=submit
+            screen,
+            level=level,
+            after=after,
+            answer=self.send_answer,
+            cancel=self._send_cancel,
+            submit=self.typed.put_nowait if talks else None,
         )
 
     @property
@@ -68,6 +76,20 @@ class LiveScreen:
     def is_stuck(self) -> bool:
         """Return True if the terminal of this closed screen did not take the last text."""
         return self.screen.is_stuck
+
+    def take_unsent(self) -> Unsent:
+        """Remove and return the texts that were not taken, and return the text in the input line."""
+        texts = []
+        while not self.typed.empty():
+            texts.append(self.typed.get_nowait())
+        return texts, self.view.input.text
+
+    def restore_unsent(self, unsent: Unsent) -> None:
+        """Restore what `take_unsent` of an earlier screen returned."""
+        texts, draft = unsent
+        for text in texts:
+            self.typed.put_nowait(text)
+        self.view.input.replace_text(draft)
 
     def attach(self, run: RunHandle, signals: Signals) -> None:
         """Show the tree of `run` from now on, and direct keys and signals to it."""
@@ -130,13 +152,14 @@ class LiveScreen:
 
 @asynccontextmanager
 async def open_live_screen(
-    *, level: Level, after: int = 0, submit: Callable[[str], object] | None = None, header: Header | None = None
+    *, level: Level, after: int = 0, talks: bool = False, header: Header | None = None
 ) -> AsyncIterator[LiveScreen]:
-    """Open the live view on this terminal. Other output to stderr appears after the view is closed.
+    """Open the live view on this terminal. Other output to stderr appears after the view is closed. `talks` is that of
+    `LiveScreen`.
 
     An exception ends the process if the terminal is stuck: its message would hang on the terminal."""
     screen = Screen(Terminal(), color=colors.wants_color(sys.stderr))
-    live = LiveScreen(screen, level=level, after=after, submit=submit)
+    live = LiveScreen(screen, level=level, after=after, talks=talks)
     if header is not None:
         live.view.show_header(header)
     screen.open()

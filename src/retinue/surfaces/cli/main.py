@@ -20,34 +20,48 @@ from typing import Any, NoReturn
 
 from retinue.surfaces.cli.start_line import clear_start_line, show_start_line
 
-COMMANDS = {
-    "init": "write a retinue.yaml and a first agent for this project",
-    "run": "run an agent on a task and print its answer",
-    "resume": "resume a tree whose process is gone",
-    "continue": "continue a run that has ended, with a new message",
-    "demo": "watch a tree of agents at work; needs no key and no network",
-    "ps": "list runs and their states",
-    "show": "show everything about one run",
-    "tail": "print the events of a tree, or follow them live",
-    "replay": "replay a recorded tree without a model, and compare",
-    "send": "send a message to a run at work",
-    "cancel": "cancel a run and everything below it",
-    "approvals": "list the questions that wait for your answer",
-    "approve": "approve a tool call that waits for an answer",
-    "deny": "deny a tool call, with a reason",
-    "diff": "show the changes of a run in its copy of the project",
-    "apply": "apply the changes of a run to the project",
-    "mcp": "offer subagents to MCP clients such as Claude Code",
-    "a2a": "serve an agent to other programs over A2A, or call one",
-    "watch": "run subagents that containers ask for in a shared folder",
-    "usage": "show tokens and cost",
-    "gc": "remove old trees and their folders",
-    "profiles": "list the available agents",
-    "trust": "trust this project's retinue.yaml",
-    "doctor": "check the installation and the project",
-    "completion": "print a completion script for your shell",
-    "help": "show this help, or the help of a command",
+GROUPS = {
+    "run agents": {
+        "init": "write a retinue.yaml and a first agent for this project",
+        "run": "run an agent on a task and print its answer",
+        "resume": "resume a tree whose process is gone",
+        "continue": "continue a run that has ended, with a new message",
+        "demo": "watch a tree of agents at work; needs no key and no network",
+    },
+    "see what they do": {
+        "ps": "list runs and their states",
+        "show": "show everything about one run",
+        "tail": "print the events of a tree, or follow them live",
+        "replay": "replay a recorded tree without a model, and compare",
+    },
+    "steer them and answer their questions": {
+        "send": "send a message to a run at work",
+        "cancel": "cancel a run and everything below it",
+        "approvals": "list the questions that wait for your answer",
+        "approve": "approve a tool call that waits for an answer",
+        "deny": "deny a tool call, with a reason",
+    },
+    "take over their changes": {
+        "diff": "show the changes of a run in its copy of the project",
+        "apply": "apply the changes of a run to the project",
+    },
+    "work with other programs": {
+        "mcp": "offer subagents to MCP clients such as Claude Code",
+        "a2a": "serve an agent to other programs over A2A, or call one",
+        "watch": "run subagents that containers ask for in a shared folder",
+    },
+    "look after the project": {
+        "usage": "show tokens and cost",
+        "gc": "remove old trees and their folders",
+        "profiles": "list the available agents",
+        "trust": "trust this project's retinue.yaml",
+        "doctor": "check the installation and the project",
+        "completion": "print a completion script for your shell",
+        "help": "show this help, or the help of a command",
+    },
 }
+COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
+HEADINGS = {next(iter(group)): heading for heading, group in GROUPS.items()}  # by the first command of the group
 MODULES = {
     "approve": "approvals", "deny": "approvals", "apply": "diff", "cancel": "send", "continue": "resume",
     "help": "main",
@@ -68,6 +82,7 @@ examples:
   retinue diff                                  see what it changed
   retinue apply                                 merge that into your files
   retinue help run                              read about a command"""
+TALK = "talk"  # the module of `retinue` without a command
 TOP_OPTIONS = ("-h", "--help", "--version", "-C")
 USAGE = 2
 FAILED = 1
@@ -77,18 +92,10 @@ SHOW_WHERE = "RETINUE_TRACEBACK=1 in the environment shows where"
 NO_FOLDER = "the current folder is gone: change to one that exists"
 WIDEST = 100  # longer lines of prose are hard to read
 MOST_OPTIONS = 9  # a command with more has `[OPTIONS]` in its usage line
+SIMILAR = 0.66  # of a word to the command that was probably meant, as `rnu` is to `run`
 LEAST_COLUMN = 26  # the least width of the second column next to the first
 BELOW = "      "
 _TWO_COLUMNS = re.compile(r"(\s+\S.*?)\s{2,}(\S.*)")
-# The headings of groups of commands, by the first command of each group.
-HEADINGS = {
-    "init": "run agents",
-    "ps": "see what they do",
-    "send": "steer them and answer their questions",
-    "diff": "take over their changes",
-    "mcp": "work with other programs",
-    "usage": "look after the project",
-}
 # Commands of other tools, and the command of Retinue that does the same. Only words with an obvious meaning.
 SYNONYMS = {
     **dict.fromkeys(("start", "exec", "execute", "spawn", "ask", "do", "new", "launch", "task", "prompt"), "run"),
@@ -273,14 +280,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_command(argv: list[str]) -> int:
-    is_talk = _is_conversation(argv)
-    chosen = "talk" if is_talk else _find_command(argv)
-    if chosen is not None and chosen not in COMMANDS and not is_talk:
+    chosen = _choose_command(argv)
+    if chosen is not None and chosen not in (*COMMANDS, TALK):
         complain(explain_unknown_command(chosen))
         return USAGE
     show_start_line(chosen, argv)
     try:
-        parser = _make_talk_parser() if is_talk else make_parser(*([chosen] if chosen else []))[0]
+        parser = _make_talk_parser() if chosen == TALK else make_parser(*([chosen] if chosen else []))[0]
         args = parser.parse_all(argv)
     except SystemExit as done:  # argparse has printed the help, the version or an error
         sys.stdout.flush()
@@ -293,35 +299,28 @@ def _run_command(argv: list[str]) -> int:
     return code
 
 
-def _is_conversation(argv: list[str]) -> bool:
-    """Return True if `argv` starts a conversation: no words at a terminal, or options of a conversation first."""
-    rest = list(argv)
-    while rest[:1] == ["-C"]:
-        rest = rest[2:]
-    if rest:
-        return rest[0].startswith("-") and not rest[0].startswith(TOP_OPTIONS)
-    from retinue.surfaces.printer.terminal import can_draw
+def _choose_command(argv: list[str]) -> str | None:
+    """Return the command that `argv` names, or None if it names none.
 
-    return can_draw()
+    Options of a conversation without a command, or no words at a terminal, mean TALK."""
+    words = list(argv)
+    while words[:1] == ["-C"]:
+        words = words[2:]
+    if not words:
+        from retinue.surfaces.printer.terminal import can_draw
+
+        return TALK if can_draw() else None
+    if words[0].startswith("-") and not words[0].startswith(TOP_OPTIONS):
+        return TALK
+    return next((word for word in words if not word.startswith("-")), None)
 
 
 def _make_talk_parser() -> Parser:
     """Return the parser of `retinue` without a command."""
     parser = Parser(prog="retinue")
     _add_top_options(parser)
-    load_function("talk", "configure")(parser)
+    load_function(TALK, "configure")(parser)
     return parser
-
-
-def _find_command(argv: list[str]) -> str | None:
-    """Return the first word of `argv` that is neither an option nor the folder of -C."""
-    words = iter(argv)
-    for word in words:
-        if word == "-C":
-            next(words, None)
-        elif not word.startswith("-"):
-            return word
-    return None
 
 
 def _change_folder(folders: list[str]) -> None:
@@ -531,17 +530,7 @@ def _find_meant(word: str) -> str | None:
         return lower
     if len(word.split()) > 1:
         return "run TASK"
-    slips = [command for command in COMMANDS if _is_slip(lower, command)]
-    return slips[0] if len(slips) == 1 else None
+    import difflib
 
-
-def _is_slip(word: str, command: str) -> bool:
-    """Return True if `word` is `command` with one letter added, missing or wrong, or two neighbours swapped."""
-    if len(word) < 3:
-        return False
-    same = 0
-    while same < min(len(word), len(command)) and word[same] == command[same]:
-        same += 1
-    rest, wanted = word[same:], command[same:]
-    swapped = len(wanted) > 1 and rest == wanted[1] + wanted[0] + wanted[2:]
-    return swapped or rest[1:] == wanted or rest == wanted[1:] or rest[1:] == wanted[1:]
+    similar = difflib.get_close_matches(lower, COMMANDS, n=1, cutoff=SIMILAR)
+    return similar[0] if similar else None

@@ -227,7 +227,7 @@ def _align_cells(column: Sequence[str], width: int, *, is_right: bool, paint: Pa
     """Return the cells of a column, head included, cut or padded to `width`."""
     aligned = []
     for cell in column:
-        text = shorten_to_width(cell, width)
+        text = safe.cut_to_width(cell, width)
         space = " " * (width - measure_width(text))
         text = text if paint is None or not text else paint(column[0], cell, text)
         aligned.append(space + text if is_right else text + space)
@@ -240,11 +240,3 @@ def _shrink_columns(widths: dict[str, int], screen: int, flexible: Mapping[str, 
         over = sum(widths.values()) + len(GAP) * (len(widths) - 1) - screen
         if over > 0 and head in widths:
             widths[head] = max(widths[head] - over, min(least, widths[head]))
-
-
-def shorten_to_width(text: str, width: int) -> str:
-    if measure_width(text) <= width:
-        return text
-    while text and measure_width(text) > width - 1:
-        text = text[: min(len(text) - 1, width)]
-    return text + "…"

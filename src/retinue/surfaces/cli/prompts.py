@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from retinue.core.errors import ConfigError
 from retinue.surfaces.printer import safe
+
+TRUST_QUESTION = "Trust it, until it changes?"
 
 
 def at_terminal() -> bool:
@@ -48,11 +51,31 @@ def ask_yes_no(question: str, *, default: bool) -> bool:
                 return default
 
 
+def confirm(question: str, shown: str, *, yes: bool, no_terminal: str) -> bool:
+    """Print `shown`, which is escaped, and ask whether something may be changed. `yes` answers without asking.
+
+    Raises ConfigError with the text `no_terminal` if there is no user to ask."""
+    if yes:
+        return True
+    if not at_terminal():
+        raise ConfigError(no_terminal)
+    print(shown, file=sys.stderr)
+    if ask_yes_no(question, default=False):
+        return True
+    print("Nothing was changed.", file=sys.stderr)
+    return False
+
+
 def ask_trust(file: Path, loose: Sequence[str]) -> bool:
     """Ask whether the settings file may loosen permissions. `loose` lists the settings that do."""
+    print(format_loosenings(file, loose), file=sys.stderr)
+    return ask_yes_no(TRUST_QUESTION, default=False)
+
+
+def format_loosenings(file: Path, loose: Sequence[str]) -> str:
+    """Return the settings of the file that loosen permissions as escaped text."""
     lines = [
         f"{safe.escape_line(str(file))} loosens what agents may do here:",
         *(f"  {safe.escape_line(line)}" for line in loose),
     ]
-    print("\n".join([*lines, "Without your trust this part is ignored."]), file=sys.stderr)
-    return ask_yes_no("Trust it, until it changes?", default=False)
+    return "\n".join([*lines, "Without your trust this part is ignored."])

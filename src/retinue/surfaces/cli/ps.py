@@ -138,7 +138,7 @@ def _make_cells(listing: Listing, view: RunView, now: float) -> tuple[str, ...]:
     """Return the cells of a run, in the order of HEADS."""
     return (
         f"{listing.tree}/{view.number}",
-        "  " * view.level + output.shorten_to_width(safe.escape_line(view.label), LABEL_WIDTH),
+        "  " * view.level + safe.cut_to_width(safe.escape_line(view.label), LABEL_WIDTH),
         safe.escape_line(view.agent),
         listing.describe_state(view),
         str(view.turns),
@@ -155,4 +155,4 @@ def _describe_task(view: RunView) -> str:
     """Return the task of a primary, or the size of a team. Other subagents have none, because the label says it."""
     if view.number:
         return f"team of {len(view.members)}" if view.members else ""
-    return output.shorten_to_width(safe.escape_line(view.spawned.task), TASK_WIDTH)
+    return safe.cut_to_width(safe.escape_line(view.spawned.task), TASK_WIDTH)

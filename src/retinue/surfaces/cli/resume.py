@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from retinue.build.logs import open_stored_control
 from retinue.build.parts import MAIN
 from retinue.build.servers import connect_to_server
 from retinue.control.address_files import find_address
@@ -22,17 +23,18 @@ from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader, name_process
 from retinue.core.profiles import RUNTIMES
 from retinue.log.listing import Listing, load_listing
-from retinue.log.lookup import find_reported_run, find_run, resolve_recent
+from retinue.log.lookup import find_run, resolve_recent
 from retinue.log.reading import follow_events
 from retinue.log.runs import Runs
 from retinue.protocol.outbox import parse_request_name, request_name
 from retinue.surfaces.cli import control_clients, output
-from retinue.surfaces.cli.foreground import find_unapplied, print_answer, run_tree
-from retinue.surfaces.cli.live import ShownTree
+from retinue.surfaces.cli.foreground import print_answer, run_tree
+from retinue.surfaces.cli.live import ShownTree, find_unapplied
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, NAMED_RUN_HELP, add_live_options
 from retinue.surfaces.cli.run import read_task
 from retinue.surfaces.cli.startup import StartUp, make_printer, prepare
 from retinue.surfaces.cli.talk import NOTHING_UNSENT, Opening, attach_conversation, host_conversation
+from retinue.surfaces.printer.printer import Printer
 from retinue.surfaces.printer.terminal import can_draw
 
 BeginInTree = Callable[[Control, ResumeOverrides], Awaitable[RunHandle]]
@@ -125,7 +127,7 @@ def resume_conversation(args: argparse.Namespace, project: output.ProjectLog, fo
         if conversation.parting != "lost":
             return code
         found = asyncio.run(load_listing(project.log, found.tree))
-        shown, unsent = found.stored.last_seq, conversation.take_unsent()
+        shown, unsent = found.stored.last_seq, conversation.live.take_unsent()
     args.wait_approvals = DETACHED_WAIT_SECONDS if args.wait_approvals is None else args.wait_approvals
     start = keep_runtime(args, prepare(args), found)
     overrides = make_overrides(args, start)
@@ -214,8 +216,8 @@ async def _find_ended(name: str) -> tuple[output.ProjectLog, Listing, RunRef]:
     tree = await load_listing(project.log, found.tree)
     old = tree.runs.runs[found.run]
     if old.spawned.server:
-        home = await find_reported_run(project.log, old.agent, old.spawned.subagent_id)
-        where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
+        hint = "; `retinue continue {run} TEXT` does"
+        where = await control_clients.suggest_reporting_run(project.log, old, hint)
         raise ConfigError(RAN_ELSEWHERE.format(who=found.name, server=old.spawned.server) + where)
     if not tree.live and not tree.ended:
         raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` resumes it")
@@ -263,19 +265,25 @@ def run_in_tree(
                 "here"
             ) from None
         theirs = ResumeOverrides(model=start.model, unattended=start.parts.is_unattended)
-        starting = begin(connect_to_server(address), theirs)
-        return asyncio.run(_run_elsewhere(args, project, found, address.pid, starting))
+        printer, starting = make_printer(args), begin(connect_to_server(address), theirs)
+        shown = asyncio.run(_run_elsewhere(args, printer, project, found, address.pid, starting))
+        return 0 if shown is None else print_answer(shown, printer, as_json=args.json)
 
 
 async def _run_elsewhere(
-    args: argparse.Namespace, project: output.ProjectLog, found: Listing, pid: int, starting: Awaitable[RunHandle]
-) -> int:
-    """Start the run in the process that writes the log of the tree, show it here, and return the exit code."""
+    args: argparse.Namespace,
+    printer: Printer,
+    project: output.ProjectLog,
+    found: Listing,
+    pid: int,
+    starting: Awaitable[RunHandle],
+) -> ShownTree | None:
+    """Start the run in the process that writes the log of the tree, and show it here until its end, unless --detach is
+    given."""
     begun = await starting
     if args.detach:
         print(begun.tree)
-        return 0
-    printer = make_printer(args)
+        return None
     printer.show_note(
         f"{begun.tree} runs in process {pid}, which writes its log; that process decides what needs an approval"
     )
@@ -290,5 +298,4 @@ async def _run_elsewhere(
     if view is None or view.ended is None:
         raise ConfigError(f"process {pid} is gone too: retinue resume {found.tree}")
     result = view.result(found.tree)
-    unapplied = await find_unapplied(result, project.state)
-    return print_answer(ShownTree(result, runs), printer, unapplied, as_json=args.json, continuable=True)
+    return ShownTree(result, runs, await find_unapplied(result, open_stored_control(project.state)))

@@ -11,7 +11,6 @@ from retinue.core.events import Event, RunEnded
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader, Receipt
 from retinue.log.listing import load_listing
-from retinue.log.lookup import find_reported_run
 from retinue.log.reading import wait_for_event, wait_until_read
 from retinue.protocol.subagent_tools import READ_SECONDS
 from retinue.surfaces.cli import control_clients, output
@@ -82,8 +81,7 @@ async def _explain_remote(log: LogReader, found: RunRef) -> str:
     view = tree.runs.runs[found.run]
     if not view.spawned.server or view.ended is not None or not tree.live:
         return ""
-    home = await find_reported_run(log, view.agent, view.spawned.subagent_id)
-    where = "" if home is None else f"; `retinue send {home.name} TEXT` does"
+    where = await control_clients.suggest_reporting_run(log, view, "; `retinue send {run} TEXT` does")
     return ONLY_WATCHED.format(who=found.name, where=f"in the MCP server '{view.spawned.server}'") + where
 
 

@@ -13,6 +13,7 @@ from retinue.build.servers import watch_server_lines
 from retinue.control.address_files import find_address
 from retinue.core.errors import ControlUnreachable, NotFound
 from retinue.core.events import Delta, RunEnded, RunSpawned
+from retinue.core.ports import LogReader
 from retinue.log.reading import decode_line, follow_lines, iterate_lines
 from retinue.protocol.control import decode_item, is_delta
 from retinue.surfaces.cli import output
@@ -66,11 +67,11 @@ async def _print_tree(args: argparse.Namespace) -> None:
     project, found = await output.look_up(args.name, everything=args.all)
     printer = Printer(sys.stdout, level="verbose" if args.verbose else "normal")
     if args.follow and not args.json and not args.plain and can_draw(output_fd=sys.stdout.fileno()):
-        await _follow_live(project, found.tree, args, level=printer.level)
+        await _follow_live(project, found.tree, after=args.after, level=printer.level)
         return
     deltas = args.deltas if args.json else printer.shows_deltas
-    talks = False
-    async for line in _read_lines(project, found.tree, args, deltas=deltas):
+    talks = not args.json and await _is_conversation(project.log, found.tree)
+    async for line in _read_lines(project, found.tree, after=args.after, follow=args.follow, deltas=deltas):
         if args.json:
             sys.stdout.buffer.write(line + b"\n")
             sys.stdout.buffer.flush()
@@ -80,8 +81,6 @@ async def _print_tree(args: argparse.Namespace) -> None:
             printer.show_delta(item)
             continue
         printer.show_event(item)
-        if isinstance(item.body, RunSpawned) and item.body.conversation:
-            talks = True
         if item.run == 0 and isinstance(item.body, RunEnded):
             _print_ending(printer, item.agent, item.body, is_shown=talks)
         printer.check_output()
@@ -90,19 +89,24 @@ async def _print_tree(args: argparse.Namespace) -> None:
         await _warn_interrupted(project, found.tree)
 
 
+async def _is_conversation(log: LogReader, tree: str) -> bool:
+    first = await log.read(tree, limit=1)
+    return any(isinstance(event.body, RunSpawned) and event.body.conversation for event in first)
+
+
 async def _warn_interrupted(project: output.ProjectLog, tree: str) -> None:
     if not (await project.log.read_status(tree)).ended:
         output.print_warning(f"the process that ran {tree} is gone; to continue: retinue resume {tree}")
 
 
-async def _follow_live(project: output.ProjectLog, tree: str, args: argparse.Namespace, *, level: Level) -> None:
+async def _follow_live(project: output.ProjectLog, tree: str, *, after: int, level: Level) -> None:
     """Show the live view of a tree of another process until the tree has ended."""
     live = Screen(Terminal(output_fd=sys.stdout.fileno()), color=colors.wants_color(sys.stdout))
-    view = LiveView(live, tree, level=level, after=args.after)
+    view = LiveView(live, tree, level=level, after=after)
     live.open()
     try:
-        whole = argparse.Namespace(**{**vars(args), "after": 0})  # the view needs the earlier events for its state
-        async for line in pace_items(_read_lines(project, tree, whole, deltas=True)):
+        # The view needs the earlier events, too, for its state.
+        async for line in pace_items(_read_lines(project, tree, after=0, follow=True, deltas=True)):
             view.apply(decode_item(line) if is_delta(line) else decode_line(line, project.log.location))
         primary = view.activity.runs.primary
         if primary is not None and primary.ended is not None:
@@ -132,10 +136,9 @@ def _print_ending(printer: Printer, agent: str, ended: RunEnded, *, is_shown: bo
 
 
 async def _read_lines(
-    project: output.ProjectLog, tree: str, args: argparse.Namespace, *, deltas: bool
+    project: output.ProjectLog, tree: str, *, after: int, follow: bool, deltas: bool
 ) -> AsyncIterator[bytes]:
-    after = args.after
-    if not args.follow:
+    if not follow:
         async for stored in iterate_lines(project.log, tree, after=after):
             yield stored.line
         return

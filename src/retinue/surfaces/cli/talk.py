@@ -13,11 +13,9 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from retinue.build.models import import_provider
 from retinue.config.models import explain_missing_key
@@ -25,14 +23,13 @@ from retinue.core.control import Control, RunHandle
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.messages import RunRef
 from retinue.core.profiles import Profile, Task
-from retinue.core.results import Result
 from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.conversation import Begin, Conversation
-from retinue.surfaces.cli.foreground import EXIT_CODES, leave_session, redirect_output
+from retinue.surfaces.cli.foreground import EXIT_CODES, leave_session, print_live_end, redirect_output
 from retinue.surfaces.cli.host_process import open_process
-from retinue.surfaces.cli.live import catch_telemetry_warnings
-from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
+from retinue.surfaces.cli.live import ShownTree, catch_telemetry_warnings, find_unapplied
+from retinue.surfaces.cli.live_screen import LiveScreen, Unsent, open_live_screen
 from retinue.surfaces.cli.main import FAILED
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, add_level_options, add_options, add_primary_options
 from retinue.surfaces.cli.signals import Signals
@@ -43,14 +40,12 @@ from retinue.surfaces.cli.startup import (
     make_header,
     prepare_primary,
 )
-from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.header import Header
+from retinue.surfaces.printer.printer import Printer
 from retinue.surfaces.printer.terminal import can_draw
-from retinue.surfaces.printer.totals import format_totals
 
 NEEDS_TERMINAL = "a conversation needs a terminal: `retinue run TASK` works without one"
 Resume = Callable[[Control], Awaitable[RunHandle]]
-Unsent = tuple[list[str], str]
 NOTHING_UNSENT: Unsent = ([], "")
 
 
@@ -121,31 +116,27 @@ class _ConversationHost:
         self._start, self._opening, self._shell = start, opening, shell
         self._serves = not args.no_control
         self._level = choose_level(args)
-        self._conversation: Conversation | None = None
 
     async def run(self) -> int:
         parts = replace(self._start.parts, approver=None)  # the live view answers: `_hold` registers it with `attend`
         opening = self._opening
-        view = open_live_screen(level=self._level, after=opening.shown, submit=self._submit, header=opening.header)
+        view = open_live_screen(level=self._level, after=opening.shown, talks=True, header=opening.header)
         async with view as live:
+            live.restore_unsent(opening.unsent)
             process = open_process(parts, live.view.show_note, serves=self._serves, profile=opening.profile)
             with catch_telemetry_warnings() as telemetry:
                 async with process as (control, signals):
                     conversation = await self._hold(live, control, signals)
-                    result, diff = await _read_ending(conversation)
+                    shown = await _read_ending(conversation)
                     await live.close()
                     signals.stop()
                     if not live.is_stuck:
-                        print_parting(conversation, result, diff)
+                        print_parting(conversation, shown)
                     if conversation.parting == "left":
                         await self._go_on(conversation)
             if telemetry.first and not live.is_stuck:
                 output.print_warning(f"telemetry: {telemetry.first}")
-            return _end_command(live, result)
-
-    def _submit(self, text: str) -> None:
-        if self._conversation is not None:
-            self._conversation.submit(text)
+            return _end_command(live, shown)
 
     async def _hold(self, live: LiveScreen, control: Control, signals: Signals) -> Conversation:
         """Run the conversation until the user leaves."""
@@ -153,10 +144,9 @@ class _ConversationHost:
             opening = self._opening
             run = None if opening.resume is None else await opening.resume(control)
             live.view.show_starting(is_starting=False)
-            conversation = self._conversation = Conversation(
+            conversation = Conversation(
                 live, control, signals, begin=opening.begin, known=opening.known, shown=opening.shown
             )
-            conversation.restore_unsent(*opening.unsent)
             loop = asyncio.get_running_loop()
             loop.add_reader(self._shell, conversation.leave_open)  # readable: the first process is gone
             try:
@@ -181,62 +171,54 @@ async def attach_conversation(
 ) -> tuple[Conversation, int]:
     """Run a conversation whose runs are in another process. Return the Conversation and the exit code."""
     clear_start_line()
-    held: list[Conversation] = []
     async with AsyncExitStack() as screens:
-        live = await screens.enter_async_context(
-            open_live_screen(level=choose_level(args), submit=lambda text: held[0].submit(text) if held else None)
-        )
+        live = await screens.enter_async_context(open_live_screen(level=choose_level(args), talks=True))
         live.view.show_starting(is_starting=False)
         with Signals() as signals:
             with suppress(RetinueError):  # if the process is gone, `hold` ends at once
                 await screens.enter_async_context(control.attend(ref.tree))
-            held.append(Conversation(live, control, signals, known=known, hosts=False))
-            await held[0].hold(RunHandle(control, ref))
-            result, diff = await _read_ending(held[0])
+            conversation = Conversation(live, control, signals, known=known, hosts=False)
+            await conversation.hold(RunHandle(control, ref))
+            shown = await _read_ending(conversation)
             await live.close()
     if not live.is_stuck:
-        print_parting(held[0], result, diff)
-    return held[0], _end_command(live, result)
+        print_parting(conversation, shown)
+    return conversation, _end_command(live, shown)
 
 
-async def _read_ending(conversation: Conversation) -> tuple[Result[Any] | None, str]:
-    """Return the result of an ended conversation and the diff of its unapplied changes, else None and an empty text."""
+async def _read_ending(conversation: Conversation) -> ShownTree | None:
+    """Return the tree of a conversation that has ended, else None."""
     run, control = conversation.run, conversation.control
-    result, diff = None, ""
     if conversation.parting == "ended" and run is not None:
         with suppress(RetinueError):
             result = await control.result(run.tree, run.number)
-            diff = await control.diff(run.tree, run.number)
-    return result, diff
+            if result is not None:
+                return ShownTree(result, conversation.runs, await find_unapplied(result, control))
+    return None
 
 
-def _end_command(live: LiveScreen, result: Result[Any] | None) -> int:
+def _end_command(live: LiveScreen, shown: ShownTree | None) -> int:
     """Return the exit code of a conversation. End the process with that code if the terminal is stuck."""
-    code = 0 if result is None else EXIT_CODES.get(result.status, FAILED)
+    code = 0 if shown is None else EXIT_CODES.get(shown.result.status, FAILED)
     if live.is_stuck:
         output.exit_stuck(code)
     return code
 
 
-def print_parting(conversation: Conversation, result: Result[Any] | None, diff: str) -> None:
-    """Print how the conversation was left and how to resume it."""
-    run = conversation.run
-    if run is None:
+def print_parting(conversation: Conversation, shown: ShownTree | None) -> None:
+    """Print how the conversation was left and how to resume it. `shown` is its tree, if it has ended."""
+    if conversation.run is None:
         return
-    back = f"retinue resume {run.tree}"
-    if result is not None:
-        if diff:
-            print(f"Review: retinue diff {run.tree}\nApply:  retinue apply {run.tree}", file=sys.stderr)
-        if result.status != "done":
-            output.print_error(f"{result.status}: {result.error_details or result.final_response}")
-        totals = safe.fold_line(format_totals(conversation.runs, time.time()), sys.stderr)
-        print(f"{totals}\nCome back: {back}", file=sys.stderr)
+    back = f"Come back: retinue resume {conversation.run.tree}"
+    if shown is not None:
+        print_live_end(shown, Printer(sys.stderr), is_newest=False)
+        print(back, file=sys.stderr)
     elif conversation.parting == "left":
         count = len(conversation.list_children())
         what = f"{format_count(count, 'subagent')} at work in the background (retinue ps)."
-        print(f"{what} Come back: {back}", file=sys.stderr)
+        print(f"{what} {back}", file=sys.stderr)
     elif conversation.parting == "open":
-        print(f"The conversation stays open. Come back: {back}", file=sys.stderr)
+        print(f"The conversation stays open. {back}", file=sys.stderr)
 
 
 # Processes

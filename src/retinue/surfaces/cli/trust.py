@@ -7,8 +7,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from retinue.build.logs import take_over_state
@@ -77,9 +75,9 @@ def execute_trust(args: argparse.Namespace) -> int:
         print(safe.fold_line(safe.escape_line(TRUSTED.format(file=file, what=", ".join(loose))), sys.stdout))
         return 0
     load_project(folder, config=file)  # raises ConfigError for a file that has an error
-    if not _confirm(
-        f"{file} would allow {', '.join(loose)}; to trust it", yes=args.yes, ask=partial(prompts.ask_trust, file, loose)
-    ):
+    no_terminal = f"{file} would allow {', '.join(loose)}; to trust it without a terminal give --yes"
+    shown = prompts.format_loosenings(file, loose)
+    if not prompts.confirm(prompts.TRUST_QUESTION, shown, yes=args.yes, no_terminal=no_terminal):
         return 1
     trust.keep_answer(file, text)
     print(safe.fold_line(safe.escape_line(f"{file} is trusted until it changes: {', '.join(loose)}"), sys.stdout))
@@ -91,12 +89,9 @@ def _take_over_state(state: Path, *, yes: bool) -> int:
     if not is_adoptable(state):
         print(f"{safe.escape_line(str(state))} is yours already." if state.exists() else "There is no state here.")
         return 0
-
-    def ask() -> bool:
-        print(STATE_WARNING.format(state=safe.escape_line(str(state))), file=sys.stderr)
-        return prompts.ask_yes_no("Take it over?", default=False)
-
-    if not _confirm(f"{state} has no signature of yours for this place; to take it over", yes=yes, ask=ask):
+    no_terminal = f"{state} has no signature of yours for this place; to take it over without a terminal give --yes"
+    shown = STATE_WARNING.format(state=safe.escape_line(str(state)))
+    if not prompts.confirm("Take it over?", shown, yes=yes, no_terminal=no_terminal):
         return 1
     asyncio.run(take_over_state(state))
     print(f"{safe.escape_line(str(state))} is yours.")
@@ -114,25 +109,10 @@ def _accept_owner(folder: Path, *, yes: bool) -> int:
         raise ConfigError(f"the files of {folder} belong to several users ({names}): give them one owner first")
     [owner] = owners
     name = safe.escape_line(name_user(owner))
-
-    def ask() -> bool:
-        print(OWNER_WARNING.format(folder=safe.escape_line(str(folder)), owner=name), file=sys.stderr)
-        return prompts.ask_yes_no(f"Accept {name}?", default=False)
-
-    if not _confirm(f"{folder} belongs to {name_user(owner)}; to accept that", yes=yes, ask=ask):
+    no_terminal = f"{folder} belongs to {name_user(owner)}; to accept that without a terminal give --yes"
+    shown = OWNER_WARNING.format(folder=safe.escape_line(str(folder)), owner=name)
+    if not prompts.confirm(f"Accept {name}?", shown, yes=yes, no_terminal=no_terminal):
         return 1
     trust.keep_accepted_owner(folder, owner)
     print(f"{safe.escape_line(str(folder))} is accepted as a project of {name}.")
     return 0
-
-
-def _confirm(what: str, *, yes: bool, ask: Callable[[], bool]) -> bool:
-    """Return True if the user agrees, by --yes or at the terminal. Raises ConfigError without either."""
-    if yes:
-        return True
-    if not prompts.at_terminal():
-        raise ConfigError(f"{what} without a terminal give --yes")
-    if ask():
-        return True
-    print("Nothing was changed.", file=sys.stderr)
-    return False

@@ -9,18 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from retinue.build.parts import MAIN, Parts, adapt_to_watcher, find_profile
-from retinue.concurrency import TaskOwner, run_until_first
+from retinue.concurrency import run_until_first
 from retinue.control.delegation_request import WatcherSettings
 from retinue.control.outbox_watcher import OutboxWatcher
-from retinue.core.control import Control
-from retinue.core.events import Delta
 from retinue.core.limits import SPAWNED_SECONDS
 from retinue.core.messages import RunRef
 from retinue.protocol.inherited_limits import read_process_limits
-from retinue.surfaces.cli.host_process import kill_trees, open_process
-from retinue.surfaces.cli.live import ServerScreen, catch_telemetry_warnings
 from retinue.surfaces.cli.options import add_level_options, add_options, parse_seconds
 from retinue.surfaces.cli.prompts import at_terminal
+from retinue.surfaces.cli.server_process import open_server_process
 from retinue.surfaces.cli.startup import check_sandbox, make_printer, prepare, require_model
 from retinue.surfaces.printer.approver import attach_terminal
 from retinue.surfaces.printer.printer import Printer
@@ -71,58 +68,32 @@ def execute_watch(args: argparse.Namespace) -> int:
 
 async def _watch_outbox(args: argparse.Namespace, parts: Parts, printer: Printer) -> None:
     """Run the subagents that are requested through the outbox, until Ctrl-C."""
-    terminal, stop = at_terminal(), asyncio.Event()
-    screen = _RequestScreen(printer, in_thread=not terminal)
-    say = screen.say
+    terminal = at_terminal()
     if terminal:
         parts = replace(parts, approver=attach_terminal(printer))
     assert parts.state is not None
-    try:
-        with catch_telemetry_warnings(say):
-            async with open_process(parts, say, serves=not args.no_control, prepares=False) as (control, signals):
-                hosting = WatcherSettings(
-                    outbox=args.outbox,
-                    roots=args.allow_root,
-                    project=parts.project,
-                    state=parts.state,
-                    find=lambda name: find_profile(parts, name),
-                    limits=parts.limits,
-                    timeouts=parts.timeouts,
-                    say=say,
-                    begun=lambda ref, text: screen.show_run(control, ref, text),
-                    caller=read_process_limits(os.environ),
-                )
-                watcher = OutboxWatcher(control, hosting)
-                signals.set_actions(stop.set, lambda: kill_trees(control), say)
-                say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")
-                try:
-                    await run_until_first([watcher.watch(), stop.wait()])
-                finally:
-                    await watcher.close()
-                    signals.stop()
-    finally:
-        await screen.close()
+    process = open_server_process(parts, printer, serves=not args.no_control, in_thread=not terminal)
+    async with process as (control, screen, stop):
 
+        def show_run(ref: RunRef, text: str) -> None:
+            line = f"{ref.label}: {ref.agent} runs as {ref.tree}: {text[:200]}"
+            screen.show_tree(control, ref.tree, label=ref.label, line=line)
 
-class _RequestScreen(ServerScreen):
-    """A screen that prints the runs of all requests."""
-
-    def __init__(self, printer: Printer, *, in_thread: bool) -> None:
-        super().__init__(printer, in_thread=in_thread)
-        self._printing = TaskOwner()
-
-    def show_run(self, control: Control, ref: RunRef, text: str) -> None:
-        """Print a line about a new run with the task `text`, and its events from now on."""
-        self.begin_tree(ref.tree, f"{ref.label}: {ref.agent} runs as {ref.tree}: {text[:200]}")
-        self._printing.start(self._print(control, ref.tree, ref.label))
-
-    async def close(self) -> None:
-        """Wait a short time for the last events, and end the print thread."""
-        await self._printing.wait(1)
-        self.thread.close()
-
-    async def _print(self, control: Control, tree: str, label: str) -> None:
-        async for event in control.watch(tree):
-            if not isinstance(event, Delta):
-                await self.thread.enqueue(self.print_event, event, label)
-        await self.thread.drain()
+        hosting = WatcherSettings(
+            outbox=args.outbox,
+            roots=args.allow_root,
+            project=parts.project,
+            state=parts.state,
+            find=lambda name: find_profile(parts, name),
+            limits=parts.limits,
+            timeouts=parts.timeouts,
+            say=screen.say,
+            begun=show_run,
+            caller=read_process_limits(os.environ),
+        )
+        watcher = OutboxWatcher(control, hosting)
+        screen.say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")
+        try:
+            await run_until_first([watcher.watch(), stop.wait()])
+        finally:
+            await watcher.close()

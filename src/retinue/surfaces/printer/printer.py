@@ -101,9 +101,8 @@ class Printer:
         self._spoken[delta.run] = msgspec.structs.replace(delta, text=spoken)
         head, text = safe.escape_line(f"{delta.agent}: "), safe.escape_line(" ".join(spoken.split()))
         width = self._output.columns - 1
-        if len(head) + len(text) > width:
-            text = "…" + text[-max(1, width - len(head) - 1) :]
-        self.show_status((head + text)[:width])
+        text = safe.cut_to_width(text, max(2, width - safe.measure_width(head)), keeps_end=True)
+        self.show_status(safe.cut_to_width(head + text, width))
 
     def show_question(self, question: Approval, *, whole: bool = False, asker: bool = False) -> None:
         """Print a question as a block: the call, its run and its preview. With `whole`, do not truncate the preview.
@@ -120,13 +119,6 @@ class Printer:
     def show_text(self, text: str) -> None:
         """Print text that the surface has escaped and laid out, with a blank line around it."""
         self._put(text.rstrip("\n"), loose=False)
-
-    def add_blank_line(self) -> None:
-        """Print a blank line, unless there is one, before the surface writes to the terminal directly."""
-        self.clear_status()
-        if self._is_loose:
-            self._output.write("\n")
-        self._is_loose = False
 
     def note_foreign_output(self) -> None:
         """Put a blank line before the next block, because the surface has written to the terminal directly."""

@@ -27,6 +27,21 @@ def measure_width(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
+def cut_to_width(text: str, width: int, *, keeps_end: bool = False) -> str:
+    """Return escaped text cut to `width` columns. An ellipsis marks the cut; with `keeps_end` it is in front."""
+    if measure_width(text) <= width:
+        return text
+    if text.isascii():  # nearly all cells of a long table: bench row `ps --all`
+        return f"…{text[len(text) - width + 1 :]}" if keeps_end else f"{text[: width - 1]}…"
+    kept, left = "", width - 1
+    for char in reversed(text) if keeps_end else text:
+        left -= measure_width(char)
+        if left < 0:
+            break
+        kept += char
+    return f"…{kept[::-1]}" if keeps_end else f"{kept}…"
+
+
 def wrap_line(line: str, width: int, *, at_words: bool = False) -> Iterator[str]:
     """Yield `line` in pieces of at most `width` columns; 0 means no limit. Without wrapping here, the terminal would
     break the line where no mark of ours precedes it. With `at_words`, break between words where possible and drop the
