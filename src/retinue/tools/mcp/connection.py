@@ -34,8 +34,15 @@ from retinue.tools.command_process import PASSED_VARIABLES
 from retinue.tools.mcp.calls import CallsInFlight, ServerCall
 from retinue.tools.mcp.server_output import ServerOutput
 from retinue.tools.mcp.server_program import EXIT_SECONDS, MAX_LINE_BYTES, ServerProgram, StartFailed
-from retinue.tools.mcp.server_text import describe_server_error, to_line
-from retinue.tools.mcp.tool_listing import MAX_TOOLS, UNREADABLE, ListedTool, make_listed_tools
+from retinue.tools.mcp.server_text import describe_invalid_part, describe_server_error, to_line
+from retinue.tools.mcp.tool_listing import (
+    LARGE_SCHEMA,
+    MAX_TOOLS,
+    UNREADABLE,
+    ListedTool,
+    is_large_schema,
+    make_listed_tools,
+)
 
 if TYPE_CHECKING:
     from mcp.client._transport import ReadStream, TransportStreams
@@ -50,6 +57,8 @@ MAX_PAGES = 100
 HTTP_SECONDS = 30.0
 REFUSALS = (401, 403, 407)
 State = Literal["idle", "starting", "up", "down", "given up", "closed"]
+MAX_BLOCKS = 1000
+_UNUSED = ("_meta", "annotations", "execution", "icons")
 _BLOCK: TypeAdapter[types.ContentBlock] = TypeAdapter(types.ContentBlock)
 _SECRET_HEADERS = ("authorization", "key", "token", "secret", "cookie")
 for _name in ("mcp", "client", "httpx2", "httpcore2"):  # their warnings quote servers: keep them off stderr
@@ -352,7 +361,7 @@ async def _read_leniently(
 
 class LenientReader:
     """A stream of a server's messages. Replaces a content block or a tool that the SDK cannot read by one that says so,
-    since it would fail the whole result or the whole list of tools."""
+    since it would fail the whole result or the whole list of tools. Bounds what the SDK's check of them can cost."""
 
     def __init__(self, inner: ReadStream[SessionMessage | Exception], get_revision: Callable[[], str]) -> None:
         self._inner = inner
@@ -385,40 +394,67 @@ class LenientReader:
         message = getattr(item, "message", None)
         if isinstance(message, types.JSONRPCResponse):
             if isinstance(content := message.result.get("content"), list):
-                _replace_unknown_blocks(content)
+                _repair_content(content)
             if isinstance(tools := message.result.get("tools"), list):
-                _replace_unreadable_tools(tools, message.result, self._get_revision())
+                _repair_tools(tools, message.result, self._get_revision())
         return item
 
 
-def _replace_unknown_blocks(content: list[Any]) -> None:
+def _repair_content(content: list[Any]) -> None:
+    """Replace the blocks that the SDK would refuse, and cut the list after `MAX_BLOCKS`."""
+    more = len(content) - MAX_BLOCKS
+    del content[MAX_BLOCKS:]
     for index, block in enumerate(content):
         try:
-            _BLOCK.validate_python(block)
+            content[index] = _drop_unused_fields(block)
+            _BLOCK.validate_python(content[index])
         except (ValueError, RecursionError):
             kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-            text = f"[content of the type '{to_line(str(kind), 80)}' was left out: it cannot be read here]"
-            content[index] = {"type": "text", "text": text}
+            content[index] = _make_note(
+                f"content of the type '{to_line(str(kind), 80)}' was left out: it cannot be read here"
+            )
+    if more > 0:
+        content.append(_make_note(f"{more} more parts were left out: {MAX_BLOCKS} are enough"))
 
 
-def _replace_unreadable_tools(tools: list[Any], page: dict[str, Any], revision: str) -> None:
-    """Replace the tools of a page that the SDK would refuse. `make_listed_tools` leaves the replacements out."""
+def _make_note(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": f"[{text}]"}
+
+
+def _repair_tools(tools: list[Any], page: dict[str, Any], revision: str) -> None:
+    """Replace the tools of a page that the SDK would refuse; `make_listed_tools` leaves the replacements out. Cut the
+    page where it has more tools than are used."""
+    del tools[MAX_TOOLS + 1 :]
+    for index, each in enumerate(tools):
+        tools[index] = tool = _drop_unused_fields(each)
+        if why := _explain_unreadable(tool, page, revision):
+            name = tool.get("name") if isinstance(tool, dict) else None
+            tools[index] = {
+                "name": name if isinstance(name, str) else f"number {index + 1}",
+                "inputSchema": {"type": "object"},
+                "_meta": {UNREADABLE: why},
+            }
+
+
+def _explain_unreadable(tool: Any, page: dict[str, Any], revision: str) -> str:
+    """Return why the SDK would refuse a tool of a page, or an empty text."""
     try:
-        methods.validate_server_result("tools/list", revision, page)
+        if isinstance(tool, dict):
+            if is_large_schema(tool.get("outputSchema")):
+                del tool["outputSchema"]  # the tool works without it
+            if is_large_schema(tool.get("inputSchema")):
+                return LARGE_SCHEMA
+        methods.validate_server_result("tools/list", revision, {**page, "tools": [tool]})
     except ValidationError as error:
-        for problem in reversed(error.errors(include_url=False, include_context=False, include_input=False)):
-            match problem["loc"]:
-                case ("tools", int(index), *path):
-                    name = tools[index].get("name") if isinstance(tools[index], dict) else None
-                    field = ".".join(str(part) for part in path[:2])
-                    why = "is missing" if problem["type"] == "missing" else "is not what MCP requires"
-                    tools[index] = {
-                        "name": name if isinstance(name, str) else f"number {index + 1}",
-                        "inputSchema": {"type": "object"},
-                        "_meta": {UNREADABLE: f"its '{field}' {why}" if field else "it is not an object"},
-                    }
-    except (ValueError, RecursionError):
-        pass  # not a list of tools that we asked for, or the SDK says what is wrong with the page
+        return describe_invalid_part(error, ("tools", 0))
+    except (ValueError, RecursionError) as error:
+        return describe_server_error(error)
+    return ""
+
+
+def _drop_unused_fields(value: Any) -> Any:
+    """Return a tool or a block of content without the fields that are not used here, which the SDK would check."""
+    return {name: each for name, each in value.items() if name not in _UNUSED} if isinstance(value, dict) else value
 
 
 def _is_gone(error: MCPError) -> bool:

@@ -11,10 +11,12 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import mcp_types as types
+import msgspec
 from mcp.shared.message import SessionMessage
 
 from retinue.core.errors import RetinueError
@@ -27,11 +29,13 @@ if TYPE_CHECKING:
 
 CHUNK = 64 * 1024
 MAX_LINE_BYTES = 64 * 1024 * 1024
+MAX_PARTS = 1_000_000
 MAX_GARBAGE_BEFORE, MAX_GARBAGE = 5, 50
 # A surrogate pair, a lone surrogate (group 1), or any other escape.
 _ESCAPES = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
 )
+_PARTS = re.compile(rb'"[^"]*+"?|[,[{]')
 LEAVE_SECONDS = 2.0
 TERM_SECONDS = 2.0
 EXIT_SECONDS = 1.0
@@ -156,6 +160,8 @@ class ServerProgram:
         """Pass a message on. Return why the connection cannot continue, or "" if it can."""
         if not line.strip():
             return ""
+        if _is_costly(line):
+            return f"it sent a message with more than {MAX_PARTS:,} values"
         message = _parse_message(line) or _parse_message(_replace_half_characters(line))
         if message is None:
             shown = to_line(line[:400].decode("utf-8", "replace"), 120)
@@ -194,9 +200,18 @@ class StartFailed(RetinueError):
     """The server cannot be started, and another attempt would not help."""
 
 
+def _is_costly(line: bytes) -> bool:
+    """Return True if a JSON text has more than `MAX_PARTS` strings, lists, objects and commas. Whoever parses it needs
+    up to a hundred times its bytes of memory."""
+    if len(line) <= MAX_PARTS:
+        return False
+    without_escapes = line.replace(rb"\\", b"").replace(rb"\"", b"")
+    return next(islice(_PARTS.finditer(without_escapes), MAX_PARTS, None), None) is not None
+
+
 def _parse_message(line: bytes) -> types.JSONRPCMessage | None:
     try:
-        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+        return types.jsonrpc_message_adapter.validate_python(msgspec.json.decode(line), by_name=False)
     except (ValueError, RecursionError):
         return None
 
