@@ -77,9 +77,9 @@ def test_the_config_of_the_page_of_sandboxes_loads(tmp_path: Path) -> None:
         (tmp_path / "retinue.yaml").write_text(config)
         found.append(load_project(tmp_path, config=tmp_path / "retinue.yaml").settings)
     isolated, limited, network, container = found
-    assert limited.resource_limits.to_resource_limits() == ResourceLimits()
+    assert limited.resource_limits == ResourceLimits()
     assert network.network is not None and "git.example.org:8443" in network.network
-    assert {name: given.network for name, given in network.profiles.items()} == {
+    assert {name: given["network"] for name, given in network.profiles.items()} == {
         "explorer": "none",
         "researcher": ("docs.python.org",),
     }
