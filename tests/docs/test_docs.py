@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import retinue as library
-from retinue.config.profiles import find_definitions
+from retinue.config.profiles import find_profiles
 from retinue.config.project import load_project
 from retinue.core.events import KINDS
 from retinue.core.limits import ResourceLimits
@@ -181,7 +181,7 @@ def test_the_python_of_the_page_of_own_models_runs(tmp_path: Path) -> None:
 
 def test_the_page_of_the_library_names_the_built_in_profiles() -> None:
     page = (ROOT / "docs/library.md").read_text()
-    for definition in find_definitions(None):
+    for definition in find_profiles(None):
         assert f"`{definition.profile.name}`" in page
 
 

@@ -98,9 +98,9 @@ def load_profile(name: str) -> Profile[str]:
 
 def find_built_in_profiles() -> dict[str, Profile[str]]:
     """Return the built-in profiles by name."""
-    from retinue.config.profiles import find_definitions
+    from retinue.config.profiles import find_profiles
 
-    return {each.profile.name.casefold(): each.profile for each in find_definitions(None)}
+    return {each.profile.name.casefold(): each.profile for each in find_profiles(None)}
 
 
 def find_evaluator() -> Profile[str]:

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from retinue.config.definitions import BUILT_IN
 from retinue.config.files import exists, read_text
 from retinue.config.located import Node
 from retinue.config.location import suggest
 from retinue.config.ownership import check_owner
-from retinue.config.profiles import BUILT_IN, LocatedProfile, choose_active, find_definitions, warn_of_unknown_types
+from retinue.config.profiles import LocatedProfile, choose_active, find_profiles, warn_of_unknown_types
 from retinue.config.sandbox import warn_of_missing_paths
 from retinue.config.schema import Given, Loosening
 from retinue.config.settings import PROFILE, Settings, list_members, load_settings, parse_settings, restrict
@@ -93,7 +94,7 @@ def load_project(start: Path, *, config: Path | None = None) -> Project:
     folder = find_project(start)
     settings, ignored = (load_settings(config), ()) if config is not None else load_own_settings(folder)
     skills = find_skills(folder)
-    merged = merge_profiles(find_definitions(folder), settings)
+    merged = merge_profiles(find_profiles(folder), settings)
     for definition in merged:
         _check_skills(definition, skills)
     everyone = [definition.profile for definition in merged]
@@ -130,7 +131,7 @@ def merge_profiles(found: Iterable[LocatedProfile], settings: Settings) -> list[
         place = settings.document.locate("a2a_agents", agent.name).place
         if agent.name.casefold() in by_name:
             raise place.error(f"'{agent.name}' is the name of an agent of this project: choose another")
-        by_name[agent.name.casefold()] = LocatedProfile(agent, place, place)
+        by_name[agent.name.casefold()] = LocatedProfile(agent, place)
     for name, given in settings.profiles.items():
         known = by_name.get(name.casefold())
         node = settings.document.locate("profiles", name)
@@ -155,7 +156,7 @@ def _define_profile(name: str, given: Given, node: Node) -> LocatedProfile:
     if "description" not in given:
         raise node.error("no SUBAGENT.md has this name; to define it here give it a 'description'")
     profile = _apply_settings(Profile(name, source=Path(node.place.file).name), given)
-    return LocatedProfile(profile, node.place, node.locate("skills").place)
+    return LocatedProfile(profile, node.locate("skills").place)
 
 
 def _apply_settings(profile: Profile, given: Given) -> Profile:

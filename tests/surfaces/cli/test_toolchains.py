@@ -105,6 +105,6 @@ def test_every_example_of_a_setting_can_be_written() -> None:
 
 @pytest.mark.parametrize("tests", [(), ("make test", "pytest")])
 def test_the_agent_is_one(tests: tuple[str, ...]) -> None:
-    profile = parse_definition(render_subagent("scout-2", tests), file="SUBAGENT.md", source="x").profile
+    profile = parse_definition(render_subagent("scout-2", tests), "SUBAGENT.md", "x")[1].profile
     assert profile.name == "scout-2"
     assert all(f"`{test}`" in profile.instructions for test in tests)
