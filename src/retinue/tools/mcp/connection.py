@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 import httpx2
 import mcp_types as types
+from anyio.abc import ObjectReceiveStream
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import methods
@@ -359,7 +360,7 @@ async def _read_leniently(
         yield LenientReader(reading, get_revision), writing
 
 
-class LenientReader:
+class LenientReader(ObjectReceiveStream["SessionMessage | Exception"]):
     """A stream of a server's messages. Replaces a content block or a tool that the SDK cannot read by one that says so,
     since it would fail the whole result or the whole list of tools. Bounds what the SDK's check of them can cost."""
 
@@ -371,26 +372,11 @@ class LenientReader:
     def last_context(self) -> Any:
         return getattr(self._inner, "last_context", None)
 
-    async def receive(self) -> SessionMessage | Exception:
-        return self._repair(await self._inner.receive())
-
     async def aclose(self) -> None:
         await self._inner.aclose()
 
-    def __aiter__(self) -> LenientReader:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        return self._repair(await self._inner.__anext__())
-
-    async def __aenter__(self) -> LenientReader:
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> bool | None:
-        return await self._inner.__aexit__(*error)
-
-    def _repair(self, item: SessionMessage | Exception) -> SessionMessage | Exception:
+    async def receive(self) -> SessionMessage | Exception:
+        item = await self._inner.receive()
         message = getattr(item, "message", None)
         if isinstance(message, types.JSONRPCResponse):
             if isinstance(content := message.result.get("content"), list):
