@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from importlib.metadata import version
@@ -34,8 +35,15 @@ from retinue.processes.group import wait_until
 from retinue.tools.command_process import PASSED_VARIABLES
 from retinue.tools.mcp.calls import CallsInFlight, ServerCall
 from retinue.tools.mcp.server_output import ServerOutput
-from retinue.tools.mcp.server_program import EXIT_SECONDS, MAX_LINE_BYTES, ServerProgram, StartFailed
-from retinue.tools.mcp.server_text import describe_invalid_part, describe_server_error, to_line
+from retinue.tools.mcp.server_program import EXIT_SECONDS, ServerProgram, StartFailed
+from retinue.tools.mcp.server_text import (
+    MAX_MESSAGE_BYTES,
+    TOO_LARGE,
+    describe_invalid_part,
+    describe_server_error,
+    explain_excess,
+    to_line,
+)
 from retinue.tools.mcp.tool_listing import (
     LARGE_SCHEMA,
     MAX_TOOLS,
@@ -59,6 +67,7 @@ HTTP_SECONDS = 30.0
 REFUSALS = (401, 403, 407)
 State = Literal["idle", "starting", "up", "down", "given up", "closed"]
 MAX_BLOCKS = 1000
+_EVENT_END = re.compile(rb"(?>\r\n|\r|\n){2}")
 _UNUSED = ("_meta", "annotations", "execution", "icons")
 _BLOCK: TypeAdapter[types.ContentBlock] = TypeAdapter(types.ContentBlock)
 _SECRET_HEADERS = ("authorization", "key", "token", "secret", "cookie")
@@ -330,7 +339,7 @@ class Connection:
 
     @asynccontextmanager
     async def _open_http(self) -> AsyncIterator[TransportStreams]:
-        headers = {}
+        headers = {"Accept-Encoding": "identity"}
         for name, value in self.server.headers.items():
             headers[name] = fill_variables(value, os.environ)
             if any(word in name.lower() for word in _SECRET_HEADERS):
@@ -338,17 +347,51 @@ class Connection:
                 for variable in list_variables(value):
                     secrets.hide_secret(os.environ[variable])
 
-        async def check_status(response: httpx2.Response) -> None:
+        async def handle_response(response: httpx2.Response) -> None:
             if response.status_code in REFUSALS:
                 key = f"mcp_servers.{self.server.name}.headers"
                 self._refused = f"it answered HTTP {response.status_code}; set its credentials in {key}"
+            response.stream = BoundedBody(response)
 
         timeout = httpx2.Timeout(HTTP_SECONDS, read=None)  # each call has its own timeout
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [check_status]}) as http,
-            streamable_http_client(self.server.url, http_client=http, max_sse_event_size=MAX_LINE_BYTES) as streams,
+            httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [handle_response]}) as http,
+            streamable_http_client(self.server.url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES) as streams,
         ):
             yield streams
+
+
+class BoundedBody(httpx2.AsyncByteStream):
+    """The body of an HTTP response, passed on in whole messages. Raises StreamError for one that is not parsed."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        self._inner = response.stream
+        self._is_packed = response.headers.get("content-encoding", "identity") != "identity"
+        self._is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._is_packed:
+            raise httpx2.StreamError("it compressed its answer, which was not asked for")
+        waiting = bytearray()
+        async for chunk in self._inner:
+            waiting += chunk
+            if len(waiting) > MAX_MESSAGE_BYTES:
+                raise httpx2.StreamError(TOO_LARGE)
+            ends = _EVENT_END.finditer(waiting, max(0, len(waiting) - len(chunk) - 3)) if self._is_events else ()
+            if end := max((found.end() for found in ends), default=0):
+                yield _check_excess(bytes(waiting[:end]))
+                del waiting[:end]
+        yield _check_excess(bytes(waiting))
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def _check_excess(data: bytes) -> bytes:
+    if why := explain_excess(data):
+        raise httpx2.StreamError(why)
+    return data
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -22,20 +21,17 @@ from mcp.shared.message import SessionMessage
 from retinue.core.errors import RetinueError
 from retinue.processes.group import Guard, ProcessGroup, exit_code, start_group, wait_until
 from retinue.tools.mcp.server_output import ServerOutput
-from retinue.tools.mcp.server_text import describe_server_error, to_line
+from retinue.tools.mcp.server_text import MAX_MESSAGE_BYTES, describe_server_error, explain_excess, to_line
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 CHUNK = 64 * 1024
-MAX_LINE_BYTES = 64 * 1024 * 1024
-MAX_PARTS = 1_000_000
 MAX_GARBAGE_BEFORE, MAX_GARBAGE = 5, 50
 # A surrogate pair, a lone surrogate (group 1), or any other escape.
 _ESCAPES = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
 )
-_PARTS = re.compile(rb'"[^"]*+"?|[,[{]')
 LEAVE_SECONDS = 2.0
 TERM_SECONDS = 2.0
 EXIT_SECONDS = 1.0
@@ -137,7 +133,7 @@ class ServerProgram:
         return readers[0], readers[1], asyncio.StreamWriter(writing, protocol, None, loop)
 
     async def _read_messages(self, group: ProcessGroup, stdout: asyncio.StreamReader, to_us: Any) -> None:
-        """Read lines of up to `MAX_LINE_BYTES`. A line that is not a message is noted and skipped."""
+        """Read lines of up to `MAX_MESSAGE_BYTES`. A line that is not a message is noted and skipped."""
         buffer = bytearray()
         why = ""
         async with to_us:
@@ -148,8 +144,8 @@ class ServerProgram:
                     why = why or await self._handle_line(bytes(buffer), to_us)
                     buffer.clear()
                 buffer += rest
-                if len(buffer) > MAX_LINE_BYTES:
-                    why = f"it printed a line of more than {MAX_LINE_BYTES // 1024 // 1024} MiB"
+                if len(buffer) > MAX_MESSAGE_BYTES:
+                    why = f"it printed a line of more than {MAX_MESSAGE_BYTES // 1024 // 1024} MiB"
             self._over = True
             if not self._leaving:
                 self._on_over(why or await self._describe_end(group))
@@ -160,8 +156,8 @@ class ServerProgram:
         """Pass a message on. Return why the connection cannot continue, or "" if it can."""
         if not line.strip():
             return ""
-        if _is_costly(line):
-            return f"it sent a message with more than {MAX_PARTS:,} values"
+        if why := explain_excess(line):
+            return why
         message = _parse_message(line) or _parse_message(_replace_half_characters(line))
         if message is None:
             shown = to_line(line[:400].decode("utf-8", "replace"), 120)
@@ -198,15 +194,6 @@ class ServerProgram:
 
 class StartFailed(RetinueError):
     """The server cannot be started, and another attempt would not help."""
-
-
-def _is_costly(line: bytes) -> bool:
-    """Return True if a JSON text has more than `MAX_PARTS` strings, lists, objects and commas. Whoever parses it needs
-    up to a hundred times its bytes of memory."""
-    if len(line) <= MAX_PARTS:
-        return False
-    without_escapes = line.replace(rb"\\", b"").replace(rb"\"", b"")
-    return next(islice(_PARTS.finditer(without_escapes), MAX_PARTS, None), None) is not None
 
 
 def _parse_message(line: bytes) -> types.JSONRPCMessage | None:
