@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from importlib.metadata import version
@@ -20,11 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 import httpx2
 import mcp_types as types
-from anyio.abc import ObjectReceiveStream
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import methods
-from pydantic import TypeAdapter, ValidationError
 
 from retinue.concurrency import TaskOwner
 from retinue.core import secrets
@@ -34,28 +30,14 @@ from retinue.core.servers import McpServer, fill_variables, list_variables
 from retinue.processes.group import wait_until
 from retinue.tools.command_process import PASSED_VARIABLES
 from retinue.tools.mcp.calls import CallsInFlight, ServerCall
+from retinue.tools.mcp.server_messages import MAX_MESSAGE_BYTES, BoundedBody, LenientReader
 from retinue.tools.mcp.server_output import ServerOutput
 from retinue.tools.mcp.server_program import EXIT_SECONDS, ServerProgram, StartFailed
-from retinue.tools.mcp.server_text import (
-    MAX_MESSAGE_BYTES,
-    TOO_LARGE,
-    describe_invalid_part,
-    describe_server_error,
-    explain_excess,
-    to_line,
-)
-from retinue.tools.mcp.tool_listing import (
-    LARGE_SCHEMA,
-    MAX_TOOLS,
-    UNREADABLE,
-    ListedTool,
-    is_large_schema,
-    make_listed_tools,
-)
+from retinue.tools.mcp.server_text import describe_server_error, to_line
+from retinue.tools.mcp.tool_listing import MAX_TOOLS, ListedTool, make_listed_tools
 
 if TYPE_CHECKING:
-    from mcp.client._transport import ReadStream, TransportStreams
-    from mcp.shared.message import SessionMessage
+    from mcp.client._transport import TransportStreams
 
 MAX_FAILURES = 5
 BACK_OFF = 0.5
@@ -66,10 +48,6 @@ MAX_PAGES = 100
 HTTP_SECONDS = 30.0
 REFUSALS = (401, 403, 407)
 State = Literal["idle", "starting", "up", "down", "given up", "closed"]
-MAX_BLOCKS = 1000
-_EVENT_END = re.compile(rb"(?>\r\n|\r|\n){2}")
-_UNUSED = ("_meta", "annotations", "execution", "icons")
-_BLOCK: TypeAdapter[types.ContentBlock] = TypeAdapter(types.ContentBlock)
 _SECRET_HEADERS = ("authorization", "key", "token", "secret", "cookie")
 for _name in ("mcp", "client", "httpx2", "httpcore2"):  # their warnings quote servers: keep them off stderr
     logging.getLogger(_name).addHandler(logging.NullHandler())
@@ -361,39 +339,6 @@ class Connection:
             yield streams
 
 
-class BoundedBody(httpx2.AsyncByteStream):
-    """The body of an HTTP response, passed on in whole messages. Raises StreamError for one that is not parsed."""
-
-    def __init__(self, response: httpx2.Response) -> None:
-        assert isinstance(response.stream, httpx2.AsyncByteStream)
-        self._inner = response.stream
-        self._is_packed = response.headers.get("content-encoding", "identity") != "identity"
-        self._is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        if self._is_packed:
-            raise httpx2.StreamError("it compressed its answer, which was not asked for")
-        waiting = bytearray()
-        async for chunk in self._inner:
-            waiting += chunk
-            if len(waiting) > MAX_MESSAGE_BYTES:
-                raise httpx2.StreamError(TOO_LARGE)
-            ends = _EVENT_END.finditer(waiting, max(0, len(waiting) - len(chunk) - 3)) if self._is_events else ()
-            if end := max((found.end() for found in ends), default=0):
-                yield _check_excess(bytes(waiting[:end]))
-                del waiting[:end]
-        yield _check_excess(bytes(waiting))
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-def _check_excess(data: bytes) -> bytes:
-    if why := explain_excess(data):
-        raise httpx2.StreamError(why)
-    return data
-
-
 @asynccontextmanager
 async def _read_leniently(
     transport: AbstractAsyncContextManager[TransportStreams],
@@ -401,89 +346,6 @@ async def _read_leniently(
 ) -> AsyncIterator[TransportStreams]:
     async with transport as (reading, writing):
         yield LenientReader(reading, get_revision), writing
-
-
-class LenientReader(ObjectReceiveStream["SessionMessage | Exception"]):
-    """A stream of a server's messages. Replaces a content block or a tool that the SDK cannot read by one that says so,
-    since it would fail the whole result or the whole list of tools. Bounds what the SDK's check of them can cost."""
-
-    def __init__(self, inner: ReadStream[SessionMessage | Exception], get_revision: Callable[[], str]) -> None:
-        self._inner = inner
-        self._get_revision = get_revision
-
-    @property
-    def last_context(self) -> Any:
-        return getattr(self._inner, "last_context", None)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    async def receive(self) -> SessionMessage | Exception:
-        item = await self._inner.receive()
-        message = getattr(item, "message", None)
-        if isinstance(message, types.JSONRPCResponse):
-            if isinstance(content := message.result.get("content"), list):
-                _repair_content(content)
-            if isinstance(tools := message.result.get("tools"), list):
-                _repair_tools(tools, message.result, self._get_revision())
-        return item
-
-
-def _repair_content(content: list[Any]) -> None:
-    """Replace the blocks that the SDK would refuse, and cut the list after `MAX_BLOCKS`."""
-    more = len(content) - MAX_BLOCKS
-    del content[MAX_BLOCKS:]
-    for index, block in enumerate(content):
-        try:
-            content[index] = _drop_unused_fields(block)
-            _BLOCK.validate_python(content[index])
-        except (ValueError, RecursionError):
-            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-            content[index] = _make_note(
-                f"content of the type '{to_line(str(kind), 80)}' was left out: it cannot be read here"
-            )
-    if more > 0:
-        content.append(_make_note(f"{more} more parts were left out: {MAX_BLOCKS} are enough"))
-
-
-def _make_note(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": f"[{text}]"}
-
-
-def _repair_tools(tools: list[Any], page: dict[str, Any], revision: str) -> None:
-    """Replace the tools of a page that the SDK would refuse; `make_listed_tools` leaves the replacements out. Cut the
-    page where it has more tools than are used."""
-    del tools[MAX_TOOLS + 1 :]
-    for index, each in enumerate(tools):
-        tools[index] = tool = _drop_unused_fields(each)
-        if why := _explain_unreadable(tool, page, revision):
-            name = tool.get("name") if isinstance(tool, dict) else None
-            tools[index] = {
-                "name": name if isinstance(name, str) else f"number {index + 1}",
-                "inputSchema": {"type": "object"},
-                "_meta": {UNREADABLE: why},
-            }
-
-
-def _explain_unreadable(tool: Any, page: dict[str, Any], revision: str) -> str:
-    """Return why the SDK would refuse a tool of a page, or an empty text."""
-    try:
-        if isinstance(tool, dict):
-            if is_large_schema(tool.get("outputSchema")):
-                del tool["outputSchema"]  # the tool works without it
-            if is_large_schema(tool.get("inputSchema")):
-                return LARGE_SCHEMA
-        methods.validate_server_result("tools/list", revision, {**page, "tools": [tool]})
-    except ValidationError as error:
-        return describe_invalid_part(error, ("tools", 0))
-    except (ValueError, RecursionError) as error:
-        return describe_server_error(error)
-    return ""
-
-
-def _drop_unused_fields(value: Any) -> Any:
-    """Return a tool or a block of content without the fields that are not used here, which the SDK would check."""
-    return {name: each for name, each in value.items() if name not in _UNUSED} if isinstance(value, dict) else value
 
 
 def _is_gone(error: MCPError) -> bool:

@@ -20,8 +20,9 @@ from mcp.shared.message import SessionMessage
 
 from retinue.core.errors import RetinueError
 from retinue.processes.group import Guard, ProcessGroup, exit_code, start_group, wait_until
+from retinue.tools.mcp.server_messages import MAX_MESSAGE_BYTES, explain_excess
 from retinue.tools.mcp.server_output import ServerOutput
-from retinue.tools.mcp.server_text import MAX_MESSAGE_BYTES, describe_server_error, explain_excess, to_line
+from retinue.tools.mcp.server_text import describe_server_error, to_line
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams

@@ -1,9 +1,8 @@
-"""Text from MCP servers made safe: without characters that no terminal or model should get, and bounded in size."""
+"""Text from MCP servers made safe: without characters that no terminal or model should get, and bounded in length."""
 
 from __future__ import annotations
 
 import re
-from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,11 +11,6 @@ from retinue.core.secrets import scrub_text
 
 NOT_MCP = "is not what MCP requires"
 MAX_PROBLEMS = 100
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-MAX_PARTS = 1_000_000
-TOO_LARGE = f"it sent a message of more than {MAX_MESSAGE_BYTES // 1024 // 1024} MiB"
-TOO_MANY_PARTS = f"it sent a message with more than {MAX_PARTS:,} values"
-_PARTS = re.compile(rb'"[^"]*+"?|[,[{]')
 DESCRIPTION = 8 * 1024
 LINE = 300
 MAX_DEPTH = 40
@@ -51,19 +45,6 @@ def clean_server_value(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list):
         return [clean_server_value(item, depth + 1) for item in value]
     return value
-
-
-def explain_excess(message: bytes) -> str:
-    """Return why a message in JSON is not parsed, or an empty text.
-
-    A parser needs up to a hundred times the bytes of a message, for the strings, lists, objects and commas in it."""
-    if len(message) > MAX_MESSAGE_BYTES:
-        return TOO_LARGE
-    if len(message) <= MAX_PARTS:
-        return ""
-    without_escapes = message.replace(rb"\\", b"").replace(rb"\"", b"")
-    is_costly = next(islice(_PARTS.finditer(without_escapes), MAX_PARTS, None), None) is not None
-    return TOO_MANY_PARTS if is_costly else ""
 
 
 def describe_server_error(error: BaseException) -> str:

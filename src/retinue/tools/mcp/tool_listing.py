@@ -27,8 +27,6 @@ RUN_ID = "runId"
 MAX_NAME = 64
 MAX_TOOLS = 512
 UNREADABLE = "retinue/unreadable"  # in `_meta`: why the SDK cannot read what the server sent for this tool
-SCHEMA_BYTES = 128 * 1024
-LARGE_SCHEMA = f"its schema is larger than {SCHEMA_BYTES // 1024} KiB"
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -146,10 +144,6 @@ def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
         runs_agents=runs_agents,
         output=BoundedSchema(output) if output else None,
     )
-
-
-def is_large_schema(schema: Any) -> bool:
-    return len(msgspec.json.encode(schema)) > SCHEMA_BYTES
 
 
 def make_model_name(server: str, tool: str) -> str:
