@@ -89,7 +89,7 @@ MEMBER = Section(
             example="careful",
         ),
         "backend": Setting(
-            Kind(BACKEND.read_value, BACKEND.make_schema()),
+            BACKEND.value_kind,
             "its model in two parts, as in MassGen",
             example=_BACKEND_EXAMPLE,
         ),
@@ -281,7 +281,7 @@ class CoordinationSettings:
         choice(PRESSURES), "how large a change the evaluator of a round looks for", default="balanced"
     )
     checklist_criteria_inline: tuple[Criterion, ...] = setting(
-        list_of(Kind(CRITERION.read_value, CRITERION.make_schema()), what="a list of criteria"),
+        list_of(CRITERION.value_kind, what="a list of criteria"),
         "what the answers of rounds are judged by; `category` is must, should or could; built-in criteria unless set",
         default=(),
         example="[{text: Every claim has a source., category: must}]",

@@ -167,7 +167,7 @@ class Section:
         return self.make_value(**{**given, **values, **more})
 
     def read_value(self, node: Node, **more: Any) -> Any:
-        """Read and make the value at once, for a section without trust rules of its own."""
+        """Read and make the value at once, without trust rules."""
         return self.make(self.read(node), **more)
 
     def make_schema(self) -> dict[str, Any]:
@@ -185,6 +185,11 @@ class Section:
     def kind(self) -> Kind:
         """The kind of a key that holds this section."""
         return Kind(self.read, self.make_schema(), self)
+
+    @property
+    def value_kind(self) -> Kind:
+        """The kind of a key or item that holds this section as a whole: its trust rules do not apply there."""
+        return Kind(self.read_value, self.make_schema())
 
 
 def make_named_schema(pattern: str, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def _drop_server_tools(tools: tuple[str, ...], _: Setting) -> Restricted:
     return tuple(tool for tool in tools if not server_of(tool)), []
 
 
-# Rights and limits of one agent; its SUBAGENT.md, if it has one, says who it is. The keys are fields of `Profile`.
+# The keys are fields of `Profile`.
 PROFILE = Section(
     "Rights and limits of one agent; its SUBAGENT.md, if it has one, says who it is",
     dict,
@@ -219,7 +219,7 @@ PROFILE = Section(
             NETWORK, "the part of the network above that it may reach: hosts, none or full", example="[docs.python.org]"
         ),
         "approvals": Setting(
-            Kind(APPROVALS.read_value, APPROVALS.make_schema()),
+            APPROVALS.value_kind,
             "additional rules; they can only be stricter",
             example="{deny: [shell]}",
         ),
@@ -253,8 +253,8 @@ _PROFILES = Kind(_read_profiles, make_named_schema(NAME_PATTERN, nullable(PROFIL
 @dataclass(frozen=True)
 class Settings:
     """The settings in force. `limits` are those of the primary and its tree; one that the file does not set is UNSET.
-    `profiles` are the given keys of each profile by name, as fields of `Profile`. `given` are
-    the keys of the file, from which the other fields were made, and `document` has their places."""
+    `profiles` are the given keys of each profile by name. `given` are the keys of the file, from which the other fields
+    were made, and `document` has their places."""
 
     model: str | None = setting(WORD, "PROVIDER:NAME or scripted:FILE", example=PROVIDERS[0].default)
     subagent_agents: tuple[Member, ...] = setting(

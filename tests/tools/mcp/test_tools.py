@@ -15,6 +15,7 @@ import retinue
 from retinue import ConfigError, Profile
 from retinue.core.events import Warned
 from retinue.core.limits import INLINE_BYTES
+from retinue.tools.mcp.server_messages import MAX_PARTS, TOO_MANY_PARTS, explain_excess
 from tests.supervisor.tree.kit import bodies
 from tests.tools.mcp.kit import call, http_server, main, offered, program, quick_program, results, run, turns
 
@@ -172,6 +173,12 @@ async def test_a_message_with_too_many_values_is_not_parsed(tmp_path: Path) -> N
     assert offered(events) == {}
     [warned] = bodies(events, Warned)
     assert "not available: it sent a message with more than 1,000,000 values" in warned.text
+
+
+def test_a_long_text_in_a_message_is_not_many_values() -> None:
+    message = json.dumps({"text": ',"[{\\' * 500_000}).encode()
+    assert len(message) > MAX_PARTS and explain_excess(message) == ""
+    assert explain_excess(message + b"," * MAX_PARTS) == TOO_MANY_PARTS
 
 
 async def test_a_page_of_many_wrong_tools_costs_little(tmp_path: Path) -> None:
