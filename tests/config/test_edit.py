@@ -41,7 +41,7 @@ def test_a_rule_goes_where_a_person_would_put_it(tmp_path: Path, before: str, af
     file.chmod(0o640)
     add_allowed(file, RULE)
     assert file.read_bytes().decode() == after.replace("W", WORD)
-    assert str(load_settings(file).rules.allow[-1]) == RULE
+    assert str(load_settings(file).approvals.allow[-1]) == RULE
     add_allowed(file, RULE)  # it has it
     assert file.read_bytes().decode() == after.replace("W", WORD)
     assert file.stat().st_mode & 0o777 == 0o640
@@ -66,7 +66,7 @@ def test_a_file_is_made_where_there_is_none_and_a_link_is_followed(tmp_path: Pat
     real = tmp_path / "real.yaml"
     (tmp_path / "retinue.yaml").symlink_to(real)
     add_allowed(tmp_path / "retinue.yaml", "read")
-    assert [str(rule) for rule in load_settings(real).rules.allow] == ["read"]
+    assert [str(rule) for rule in load_settings(real).approvals.allow] == ["read"]
     assert (tmp_path / "retinue.yaml").is_symlink()
 
 

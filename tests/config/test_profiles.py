@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retinue.config.profiles import BUILT_IN, BUILT_IN_FOLDER, choose_active, find_definitions, parse_definition
+from retinue.config.definitions import BUILT_IN
+from retinue.config.profiles import BUILT_IN_FOLDER, choose_active, find_profiles, parse_definition
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
 from tests.config.conftest import Write
@@ -22,13 +23,13 @@ def subagent(name: str, more: str = "", body: str = "Do it.") -> str:
     return f"---\nname: {name}\ndescription: It does it.\n{more}---\n{body}\n"
 
 
-def find_profiles(project: Path | None) -> list[Profile]:
-    return [definition.profile for definition in find_definitions(project)]
+def list_profiles(project: Path | None) -> list[Profile]:
+    return [definition.profile for definition in find_profiles(project)]
 
 
 def refusal(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        parse_definition(text, file="S.md", source="here")
+        parse_definition(text, "S.md", "here")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -39,7 +40,7 @@ def names(profiles: list[Profile]) -> list[str]:
 
 @pytest.mark.requirement("MASS-30")
 def test_the_built_in_profiles_are_there_and_say_who_they_are() -> None:
-    profiles = find_profiles(None)
+    profiles = list_profiles(None)
     assert names(profiles) == ["critic", "evaluator", "explorer", "novelty", "researcher", "round_evaluator"]
     for profile in profiles:
         assert profile.source == BUILT_IN
@@ -51,10 +52,10 @@ def test_the_built_in_profiles_are_there_and_say_who_they_are() -> None:
 @pytest.mark.requirement("MASS-30")
 @pytest.mark.requirement("MASS-31", "MASS-33")
 def test_by_default_four_are_active_and_the_others_wait_to_be_named() -> None:
-    active, warnings = choose_active(find_profiles(None), None)
+    active, warnings = choose_active(list_profiles(None), None)
     assert names(active) == ["evaluator", "explorer", "researcher", "critic"]
     assert warnings == []
-    assert names(choose_active(find_profiles(None), ["novelty", "round_evaluator"])[0]) == [
+    assert names(choose_active(list_profiles(None), ["novelty", "round_evaluator"])[0]) == [
         "novelty",
         "round_evaluator",
     ]
@@ -64,19 +65,19 @@ def test_by_default_what_the_project_defines_is_active_too(tmp_path: Path, write
     write(f"{TYPES}/zed/SUBAGENT.md", subagent("zed"))
     write(f"{TYPES}/builder/SUBAGENT.md", subagent("builder"))
     write(f"{TYPES}/explorer/SUBAGENT.md", subagent("Explorer"))
-    active, _ = choose_active(find_profiles(tmp_path), None)
+    active, _ = choose_active(list_profiles(tmp_path), None)
     assert names(active) == ["evaluator", "Explorer", "researcher", "critic", "builder", "zed"]
 
 
 @pytest.mark.requirement("MASS-32")
 def test_a_list_filters_an_unknown_name_warns_and_an_empty_list_disables_all() -> None:
-    active, warnings = choose_active(find_profiles(None), ["Critic", "explorr", "EXPLORER", "critic"])
+    active, warnings = choose_active(list_profiles(None), ["Critic", "explorr", "EXPLORER", "critic"])
     assert names(active) == ["critic", "explorer"]
     there = "critic, evaluator, explorer, novelty, researcher, round_evaluator"
     assert warnings == [
         f"unknown subagent type 'explorr' in subagent_types; available: {there}; did you mean 'explorer'?"
     ]
-    assert choose_active(find_profiles(None), []) == ([], [])
+    assert choose_active(list_profiles(None), []) == ([], [])
 
 
 @pytest.mark.requirement("MASS-43")
@@ -86,7 +87,7 @@ def test_a_projects_profile_wins_in_any_case_and_templates_are_left_out(tmp_path
     write(f"{TYPES}/.hidden/SUBAGENT.md", subagent("hidden"))
     write(f"{TYPES}/notes.md", "not a folder")
     (tmp_path / TYPES / "empty").mkdir()
-    profiles = find_profiles(tmp_path)
+    profiles = list_profiles(tmp_path)
     assert names(profiles) == ["critic", "evaluator", "EXPLORER", "novelty", "researcher", "round_evaluator"]
     explorer = profiles[2]
     assert (explorer.instructions, explorer.source) == ("My own.", f"{TYPES}/mine/SUBAGENT.md")
@@ -94,15 +95,15 @@ def test_a_projects_profile_wins_in_any_case_and_templates_are_left_out(tmp_path
 
 @pytest.mark.requirement("MASS-43")
 def test_the_template_is_a_good_profile_that_is_never_discovered() -> None:
-    profile = parse_definition(TEMPLATE.read_text(), file=str(TEMPLATE), source="template").profile
-    assert profile.name not in names(find_profiles(None))
+    profile = parse_definition(TEMPLATE.read_text(), str(TEMPLATE), "template")[1].profile
+    assert profile.name not in names(list_profiles(None))
 
 
 def test_two_profiles_of_a_project_with_one_name_are_an_error(tmp_path: Path, write: Write) -> None:
     write(f"{TYPES}/a/SUBAGENT.md", subagent("same"))
     write(f"{TYPES}/b/SUBAGENT.md", subagent("SAME"))
     with pytest.raises(ConfigError, match=r"b/SUBAGENT.md:2: key 'name': 'SAME' is also the name in .*a/SUBAGENT.md"):
-        find_profiles(tmp_path)
+        list_profiles(tmp_path)
 
 
 @pytest.mark.requirement("MASS-44")
@@ -110,13 +111,11 @@ def test_the_four_keys() -> None:
     text = subagent(
         "helper", "skills: [report-writing]\nexpected_input: [a file, a question]\n", "Line one.\n\n---\nLine two."
     )
-    profile = parse_definition(text, file="S.md", source="here").profile
+    profile = parse_definition(text, "S.md", "here")[1].profile
     assert (profile.name, profile.description, profile.source) == ("helper", "It does it.", "here")
     assert (profile.skills, profile.expected_input) == (("report-writing",), ("a file", "a question"))
     assert profile.instructions == "Line one.\n\n---\nLine two."
-    short = parse_definition(
-        subagent("helper", "skills:\nexpected_input: a file\n"), file="S.md", source="here"
-    ).profile
+    short = parse_definition(subagent("helper", "skills:\nexpected_input: a file\n"), "S.md", "here")[1].profile
     assert (short.skills, short.expected_input) == ((), ("a file",))
 
 
@@ -176,28 +175,28 @@ def test_only_regular_files_are_read(tmp_path: Path, write: Write) -> None:
 
     path.symlink_to(secret)
     with pytest.raises(ConfigError, match=r"SUBAGENT\.md: is a symbolic link; only regular files are read here"):
-        find_profiles(tmp_path)
+        list_profiles(tmp_path)
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(ConfigError, match=r"SUBAGENT\.md: is not a regular file"):
-        find_profiles(tmp_path)
+        list_profiles(tmp_path)
     path.unlink()
     path.mkdir()
     with pytest.raises(ConfigError, match=r"SUBAGENT\.md: is a folder, not a file"):
-        find_profiles(tmp_path)
+        list_profiles(tmp_path)
 
 
 def test_windows_line_ends_and_a_bom(tmp_path: Path) -> None:
     path = tmp_path / TYPES / "x" / "SUBAGENT.md"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"\xef\xbb\xbf" + subagent("x").replace("\n", "\r\n").encode())
-    assert next(p for p in find_profiles(tmp_path) if p.name == "x").instructions == "Do it."
+    assert next(p for p in list_profiles(tmp_path) if p.name == "x").instructions == "Do it."
 
 
 @settings(deadline=None)
 @given(st.text() | st.text().map(lambda text: f"---\n{text}\n---\nbody"))
 def test_any_text_is_a_profile_or_a_config_error(text: str) -> None:
     try:
-        parse_definition(text, file="S.md", source="here")
+        parse_definition(text, "S.md", "here")
     except ConfigError as error:
         assert "\n" not in str(error)

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from retinue.config.schema import Setting, list_settings
-from retinue.config.settings import ApprovalSettings, ProfileSettings, Settings, parse_settings, settings_schema
+from retinue.config.schema import Section, Setting
+from retinue.config.settings import APPROVALS, PROFILE, SETTINGS, parse_settings, settings_schema
 from retinue.config.yaml import parse_yaml
 from retinue.core.errors import ConfigError
 
@@ -45,9 +45,9 @@ LEAVES = st.sampled_from(SCALARS) | LISTS | st.sampled_from([[], {}, [[]], {"a":
 NAMES = st.sampled_from(["explorer", "poet", "a-b_2", "x" * 64] * 3 + ["-a", "a b", "", "a\n", "x" * 65, "é"])
 
 
-def mappings(section: type) -> st.SearchStrategy[dict[str, Any]]:
+def mappings(section: Section) -> st.SearchStrategy[dict[str, Any]]:
     """Mappings with some of its keys, each with a good or a bad value, now and then with a key it has not."""
-    good = st.fixed_dictionaries({}, optional={key.name: values(key) for key in list_settings(section)})
+    good = st.fixed_dictionaries({}, optional={name: values(key) for name, key in section.settings.items()})
     odd = st.builds(lambda found, name: {**found, name: 1}, good, st.sampled_from(["x", "mode", ""]))
     return mostly(good, odd)
 
@@ -55,7 +55,7 @@ def mappings(section: type) -> st.SearchStrategy[dict[str, Any]]:
 def values(key: Setting) -> st.SearchStrategy[Any]:
     """Mostly what could stand there."""
     fits = LEAVES if key.kind.section is None else mappings(key.kind.section)
-    example = st.just(parse_yaml(key.example, "example").to_plain()) if key.example else fits
+    example = st.just(parse_yaml(key.shown_example, "example").to_plain()) if key.shown_example else fits
     return mostly(mostly(example, fits), LEAVES)
 
 
@@ -65,8 +65,8 @@ def mostly(usual: st.SearchStrategy[Any], odd: st.SearchStrategy[Any]) -> st.Sea
 
 DOCUMENTS = st.builds(
     lambda found, profiles: {**found, "profiles": profiles} if profiles is not None else found,
-    mappings(Settings),
-    st.none() | mostly(st.dictionaries(NAMES, mappings(ProfileSettings), max_size=2), LEAVES),
+    mappings(SETTINGS),
+    st.none() | mostly(st.dictionaries(NAMES, mappings(PROFILE), max_size=2), LEAVES),
 )
 
 
@@ -146,17 +146,17 @@ def test_they_agree_on_whatever_is_written_for_a_rule(text: str) -> None:
 def test_each_key_is_explained_and_its_example_is_right() -> None:
     jsonschema.Draft7Validator.check_schema(settings_schema())
 
-    def look(section: type, around: str) -> None:
-        for key in list_settings(section):
-            assert key.help and key.kind.schema["type"], key.name
-            if key.example:
-                assert loads_text(around.replace("HERE", f"{{{key.name}: {key.example}}}")), key.name
+    def look(section: Section, around: str) -> None:
+        for name, key in section.settings.items():
+            assert key.help and key.kind.schema["type"], name
+            if key.shown_example:
+                assert loads_text(around.replace("HERE", f"{{{name}: {key.shown_example}}}")), name
             elif key.kind.section is not None:
-                look(key.kind.section, around.replace("HERE", f"{{{key.name}: HERE}}"))
+                look(key.kind.section, around.replace("HERE", f"{{{name}: HERE}}"))
 
-    look(Settings, "HERE")
-    look(ApprovalSettings, "approvals: HERE")
-    look(ProfileSettings, "profiles: {poet: HERE}")
+    look(SETTINGS, "HERE")
+    look(APPROVALS, "approvals: HERE")
+    look(PROFILE, "profiles: {poet: HERE}")
     properties = settings_schema()["properties"]
     assert properties["max_cost"]["description"].startswith("US dollars that a whole tree may spend")
     assert properties["profiles"]["additionalProperties"]["title"].startswith("Rights and limits of one agent")

@@ -97,7 +97,7 @@ def test_it_waits_for_a_yes_with_what_names_it() -> None:
         "mcp_servers.files: npx -y some-server . (gets HTTPS_PROXY, MY_TOKEN; LEVEL=1; TOKEN=...; in tools)",
         "mcp_servers.tracker: https://mcp.example.com/mcp (gets TRACKER_TOKEN)",
     ]
-    assert narrow.mcp_servers == () and narrow.profiles["explorer"].tools == ("read",)
+    assert narrow.mcp_servers == () and narrow.profiles["explorer"]["tools"] == ("read",)
 
 
 @pytest.mark.parametrize("given", [{"a": {"comand": "x"}}, {"a b": {"command": "x"}}, {"a": {"command": ["x"]}}])

@@ -16,8 +16,7 @@ from msgspec import UNSET
 
 import retinue.config.settings as module
 from retinue.agent.plans import SPAWNING, WEB
-from retinue.config.schema import list_settings
-from retinue.config.settings import Settings, load_settings
+from retinue.config.settings import SETTINGS, Settings, load_settings
 from retinue.core.errors import ConfigError
 from retinue.core.limits import LIMIT_KEYS, Limits
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS
@@ -63,17 +62,16 @@ def test_the_example_in_the_modules_docstring_is_read_as_it_says(write: Write) -
     assert settings.retention_days == 30
     assert settings.coordination.subagent_types == ("explorer", "round_evaluator")
     explorer, poet = settings.profiles["explorer"], settings.profiles["poet"]
-    assert (explorer.model, explorer.tools) == ("scripted:script.yaml", ("read", "grep", "glob"))
-    assert explorer.limits.to_limits() == Limits(
+    assert (explorer["model"], explorer["tools"]) == ("scripted:script.yaml", ("read", "grep", "glob"))
+    assert Limits(**explorer["limits"]) == Limits(
         turns=30, seconds=900, depth=0, tokens=200_000, cost=Decimal("0.5"), stall=120
     )
-    assert (explorer.runtime, explorer.workspace, explorer.leaf) == ("inherited", "scratch", True)
-    assert (poet.description, poet.instructions, poet.skills) == (
-        "Writes verse.",
-        "You write verse.",
-        ("report-writing",),
-    )
-    assert (poet.tools, poet.leaf, poet.limits.to_limits()) == (None, None, Limits())
+    assert (explorer["runtime"], explorer["workspace"], explorer["leaf"]) == ("inherited", "scratch", True)
+    assert poet == {
+        "description": "Writes verse.",
+        "instructions": "You write verse.",
+        "skills": ("report-writing",),
+    }
 
 
 def test_null_means_unlimited_or_the_default(write: Write) -> None:
@@ -82,7 +80,7 @@ def test_null_means_unlimited_or_the_default(write: Write) -> None:
     settings = load_settings(write("retinue.yaml", text))
     assert settings.limits == Limits(turns=None, seconds=None, concurrent=None)
     assert (settings.model, settings.coordination.subagent_types) == (None, None)
-    assert settings.profiles["explorer"].limits.to_limits() == Limits()
+    assert settings.profiles["explorer"] == {}
 
 
 @pytest.mark.requirement("MASS-32")
@@ -192,12 +190,12 @@ def test_each_limit_is_an_option_too_whose_help_says_the_declared_default() -> N
     parser = argparse.ArgumentParser()
     add_options(parser)
     options = {action.dest: action for action in parser._actions}
-    settings = {each.name: each for each in list_settings(Settings)}
     for key in LIMIT_KEYS.values():
-        default = settings[key.name].default
+        default = SETTINGS.settings[key.name].default
         shown = "no limit" if default is None else str(default)
         assert f"(default: {shown}" in (options[key.name].help or ""), key
-        assert options[key.name].default is settings[key.name].unset is UNSET
+        assert options[key.name].default is UNSET
+    assert Settings().limits == Limits()
 
 
 def read_option_help(configure: Callable[[argparse.ArgumentParser], None]) -> dict[str, str]:

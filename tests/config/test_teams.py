@@ -59,8 +59,8 @@ def team(line: str, *, enabled: str = "true") -> str:
 def test_without_keys_teams_and_rounds_are_off_and_subagents_on() -> None:
     settings = Settings()
     assert settings.coordination.enable_subagents
-    assert settings.coordination.subagent_orchestrator.to_settings() == TeamSettings()
-    assert settings.orchestrator.to_rounds() is None
+    assert settings.coordination.subagent_orchestrator == TeamSettings()
+    assert settings.coordination.rounds is None
     assert not TeamSettings().enabled
     assert TeamSettings().max_new_answers_per_agent == 3
 
@@ -68,7 +68,7 @@ def test_without_keys_teams_and_rounds_are_off_and_subagents_on() -> None:
 def test_members_of_the_pool_of_the_primary_and_of_a_profile(write: Write, tmp_path: Path) -> None:
     project = load_project(tmp_path, config=write("retinue.yaml", TEAM))
     assert project.warnings == ()
-    assert project.settings.coordination.subagent_orchestrator.to_settings() == TeamSettings(
+    assert project.settings.coordination.subagent_orchestrator == TeamSettings(
         enabled=True,
         agents=(
             Member(id="careful", model="anthropic:big"),
@@ -83,7 +83,7 @@ def test_members_of_the_pool_of_the_primary_and_of_a_profile(write: Write, tmp_p
 
 def test_the_keys_of_rounds_are_read(write: Write) -> None:
     settings = load_settings(write("retinue.yaml", ROUNDS))
-    assert settings.orchestrator.to_rounds() == Rounds(
+    assert settings.coordination.rounds == Rounds(
         refine=True,
         pressure="aggressive",
         criteria=(Criterion(text="It runs."), Criterion(text="It is short.", category="could")),
@@ -268,8 +268,8 @@ def test_teams_and_rounds_of_a_file_that_is_not_trusted_are_off(write: Write, tm
         ],
     }
     assert list(map(str, loosened)) == expected[text]
-    assert not narrow.coordination.subagent_orchestrator.to_settings().enabled
-    assert narrow.orchestrator.to_rounds() is None
+    assert not narrow.coordination.subagent_orchestrator.enabled
+    assert narrow.coordination.rounds is None
     project = load_project(tmp_path)  # nobody trusts it
     assert list(map(str, project.ignored)) == expected[text]
     assert not any(profile.subagent_agents for profile in project.all_profiles)
@@ -279,6 +279,6 @@ def test_more_answers_than_the_default_and_the_flag_off_need_trust_as_they_shoul
     settings = load_settings(write("retinue.yaml", team("max_new_answers_per_agent: 9")))
     narrow, loosened = restrict(settings)
     assert [str(each).rpartition(".")[2] for each in loosened] == ["enabled: true", "max_new_answers_per_agent: 9"]
-    assert narrow.coordination.subagent_orchestrator.to_settings() == TeamSettings()
+    assert narrow.coordination.subagent_orchestrator == TeamSettings()
     off = load_settings(write("retinue.yaml", "orchestrator: {coordination: {enable_subagents: false}}"))
     assert restrict(off) == (off, [])

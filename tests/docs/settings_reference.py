@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retinue.config.coordination import MemberSettings
-from retinue.config.remote_agents import AgentSettings
-from retinue.config.schema import Setting, format_default, list_settings
-from retinue.config.servers import ServerSettings
-from retinue.config.settings import ProfileSettings, Settings
+from retinue.config.coordination import MEMBER
+from retinue.config.remote_agents import AGENT
+from retinue.config.schema import Section, format_default
+from retinue.config.servers import SERVER
+from retinue.config.settings import PROFILE, SETTINGS
 
 
 def render_reference() -> str:
     """Return the tables of all settings as Markdown."""
     tables = {
-        "retinue.yaml": _render_rows(list_settings(Settings), ""),
-        "Each of `profiles`": _render_rows(list_settings(ProfileSettings), ""),
-        "Each of `agents` and `subagent_agents`": _render_rows(list_settings(MemberSettings), ""),
-        "Each of `a2a_agents`": _render_rows(list_settings(AgentSettings), ""),
-        "Each of `mcp_servers`": _render_rows(list_settings(ServerSettings), ""),
+        "retinue.yaml": _render_rows(SETTINGS, ""),
+        "Each of `profiles`": _render_rows(PROFILE, ""),
+        "Each of `agents` and `subagent_agents`": _render_rows(MEMBER, ""),
+        "Each of `a2a_agents`": _render_rows(AGENT, ""),
+        "Each of `mcp_servers`": _render_rows(SERVER, ""),
     }
     return "\n".join(
         f"### {title}\n\n| key | meaning | default | example | needs trust |\n|---|---|---|---|---|\n{''.join(rows)}"
@@ -26,14 +26,15 @@ def render_reference() -> str:
     )
 
 
-def _render_rows(settings: tuple[Setting, ...], prefix: str) -> Iterator[str]:
-    for each in settings:
-        name = f"{prefix}{each.name}"
+def _render_rows(section: Section, prefix: str) -> Iterator[str]:
+    for key, each in section.settings.items():
+        name = f"{prefix}{key}"
         if each.kind.section is not None:
-            yield from _render_rows(list_settings(each.kind.section), f"{name}.")
+            yield from _render_rows(each.kind.section, f"{name}.")
             continue
         default = format_default(each.default)
-        cells = [f"`{name}`", each.help, f"`{default}`" if default else "", f"`{each.example}`" if each.example else ""]
+        example = each.shown_example
+        cells = [f"`{name}`", each.help, f"`{default}`" if default else "", f"`{example}`" if example else ""]
         cells.append("" if each.trust is None else each.trust.words)
         yield f"| {' | '.join(cells)} |\n"
 

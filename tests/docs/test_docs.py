@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import retinue as library
-from retinue.config.profiles import find_definitions
+from retinue.config.profiles import find_profiles
 from retinue.config.project import load_project
 from retinue.core.events import KINDS
 from retinue.core.limits import ResourceLimits
@@ -77,9 +77,9 @@ def test_the_config_of_the_page_of_sandboxes_loads(tmp_path: Path) -> None:
         (tmp_path / "retinue.yaml").write_text(config)
         found.append(load_project(tmp_path, config=tmp_path / "retinue.yaml").settings)
     isolated, limited, network, container = found
-    assert limited.resource_limits.to_resource_limits() == ResourceLimits()
+    assert limited.resource_limits == ResourceLimits()
     assert network.network is not None and "git.example.org:8443" in network.network
-    assert {name: given.network for name, given in network.profiles.items()} == {
+    assert {name: given["network"] for name, given in network.profiles.items()} == {
         "explorer": "none",
         "researcher": ("docs.python.org",),
     }
@@ -181,7 +181,7 @@ def test_the_python_of_the_page_of_own_models_runs(tmp_path: Path) -> None:
 
 def test_the_page_of_the_library_names_the_built_in_profiles() -> None:
     page = (ROOT / "docs/library.md").read_text()
-    for definition in find_definitions(None):
+    for definition in find_profiles(None):
         assert f"`{definition.profile.name}`" in page
 
 

@@ -148,7 +148,7 @@ def test_every_snippet_is_run_by_a_test(page: Path, tmp_path: Path) -> None:
         (tmp_path / "retinue.yaml").write_text(config)
         assert load_project(tmp_path, config=tmp_path / "retinue.yaml").warnings == ()
     for definition in snippets(page, "markdown"):
-        assert parse_definition(definition, file=name, source=name).profile.description
+        assert parse_definition(definition, name, name)[1].profile.description
     assert not snippets(page, "console") or name in TRANSCRIPTS or find_commands(page)  # their options are checked
 
 

@@ -32,7 +32,6 @@ def load_project_parts(
 
     `changes` are fields of Parts that the caller sets; None means unset. They override the files, except that limits,
     rules and context paths are merged."""
-    from retinue.config.coordination import to_members
     from retinue.config.models import find_default_model
     from retinue.config.project import SETTINGS_FILE, load_project
     from retinue.config.skills import render_skill_prompt
@@ -49,14 +48,14 @@ def load_project_parts(
         "profiles": project.profiles,
         "model": settings.model or find_default_model(os.environ),
         "limits": limits.override(settings.limits),
-        "rules": _merge_rules(given.pop("rules", Rules()), settings.rules),
+        "rules": _merge_rules(given.pop("rules", Rules()), settings.approvals),
         "rules_file": settings.file or project.folder / SETTINGS_FILE,
         "keeps_trust": config is None,
         "approval_timeout": settings.approval_timeout,
         "notify_command": settings.notify_command,
         "setup": None if setup is None else Setup(setup, settings.workspace_setup_timeout),
         "workspace_max_mib": settings.workspace_max_mib,
-        "resource_limits": settings.resource_limits.to_resource_limits(),
+        "resource_limits": settings.resource_limits,
         "timeouts": Timeouts(
             settings.coordination.subagent_default_timeout,
             settings.coordination.subagent_min_timeout,
@@ -75,10 +74,10 @@ def load_project_parts(
         "telemetry": is_telemetry_wanted(settings.telemetry),
         "network": settings.network,
         "mcp_servers": settings.mcp_servers,
-        "teams": settings.coordination.subagent_orchestrator.to_settings(),
-        "subagent_agents": to_members(settings.subagent_agents),
+        "teams": settings.coordination.subagent_orchestrator,
+        "subagent_agents": settings.subagent_agents,
         "enable_subagents": settings.coordination.enable_subagents,
-        "rounds": settings.orchestrator.to_rounds(),
+        "rounds": settings.coordination.rounds,
     }
     return Parts(project=project.folder, **{**values, **given}), project
 
@@ -99,9 +98,9 @@ def load_profile(name: str) -> Profile[str]:
 
 def find_built_in_profiles() -> dict[str, Profile[str]]:
     """Return the built-in profiles by name."""
-    from retinue.config.profiles import find_definitions
+    from retinue.config.profiles import find_profiles
 
-    return {each.profile.name.casefold(): each.profile for each in find_definitions(None)}
+    return {each.profile.name.casefold(): each.profile for each in find_profiles(None)}
 
 
 def find_evaluator() -> Profile[str]:

@@ -12,12 +12,11 @@ Also checks keys against each other: a key without an effect is an error that sa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from retinue.config.located import Node
-from retinue.config.location import SourceLocation
 from retinue.config.models import PROVIDERS
 from retinue.config.schema import (
     ABOVE_DEFAULT,
@@ -31,31 +30,30 @@ from retinue.config.schema import (
     WORD,
     Kind,
     Loosening,
+    Section,
     Setting,
-    TrustRule,
     choice,
     list_of,
     list_settings,
-    read_section,
-    section,
-    section_schema,
     setting,
     text_for,
     trust_for,
+    trust_none,
 )
 from retinue.core.errors import ConfigError
 from retinue.core.limits import MODEL_ASKED_SECONDS, SPAWNED_SECONDS
 from retinue.core.profiles import NAME_PATTERN, RUNTIMES, RuntimeName, check_name
-from retinue.core.rounds import CATEGORIES, PRESSURES, Category, Criterion, Pressure, Rounds
+from retinue.core.rounds import CATEGORIES, PRESSURES, Criterion, Pressure, Rounds
 from retinue.core.team_members import ROUND_EVALUATOR, TeamSettings
-from retinue.core.teams import MAX_NEW_ANSWERS, MEMBERS_MAX, STRATEGIES, Member, Strategy
+from retinue.core.teams import MAX_NEW_ANSWERS, MEMBERS_MAX, STRATEGIES, Member, name_agent
 
 CHECKLIST_GATED = "checklist_gated"
 ROUNDS = "round_evaluator_before_checklist"
 MANAGED = "orchestrator_managed_round_evaluator"
 PROVIDER_PATTERN = r"^[^\s:]+$(?!\n)"
 NO_EFFECT = "has no effect while '{switch}' is false: set it to true, or leave this out"
-ENABLED = "orchestrator.coordination.subagent_orchestrator.enabled"
+TEAM_KEYS = ("orchestrator", "coordination", "subagent_orchestrator")
+ENABLED = f"{'.'.join(TEAM_KEYS)}.enabled"
 _FIRST, _SECOND = PROVIDERS[0].default, PROVIDERS[1].default
 _BACKEND_EXAMPLE = "{{type: {0}, model: {2}}}".format(*_FIRST.partition(":"))
 MEMBERS_EXAMPLE = f"[{{backend: {_BACKEND_EXAMPLE}}}, {{id: second, model: '{_SECOND}'}}]"
@@ -67,74 +65,62 @@ def _check_provider(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True)
-class BackendSettings:
-    """A model in two parts."""
-
-    type: str = setting(
-        text_for(_check_provider, PROVIDER_PATTERN),
-        "the provider",
-        default="",
-        example=_FIRST.partition(":")[0],
-        null="refused",
-    )
-    model: str = setting(WORD, "the name of the model", default="", example=_FIRST.partition(":")[2], null="refused")
-
-
-def _read_backend(node: Node) -> BackendSettings:
-    for key in ("type", "model"):
-        node.require(key)
-    return read_section(BackendSettings, node)
-
-
-@dataclass(frozen=True)
-class MemberSettings:
-    """One member of a team."""
-
-    place: SourceLocation
-    id: str | None = setting(
-        text_for(lambda text: check_name(text, what="id"), NAME_PATTERN),
-        "its name for people; agent1, agent2, ... in order, unless given",
-        example="careful",
-    )
-    backend: BackendSettings | None = setting(
-        Kind(_read_backend, {**section_schema(BackendSettings), "required": ["type", "model"]}),
-        "its model in two parts, as in MassGen",
-        example=_BACKEND_EXAMPLE,
-    )
-    model: str | None = setting(WORD, "its model, instead of `backend`", example=_SECOND)
-    profile: str | None = setting(WORD, "the active profile it runs, instead of that of the subagent", example="critic")
-
-    def to_member(self, number: int) -> Member:
-        """Return the member. `number` is its position in the list, from 1."""
-        model = self.model if self.backend is None else f"{self.backend.type}:{self.backend.model}"
-        return Member(id=self.id or f"agent{number}", model=model or "", profile=self.profile)
+BACKEND = Section(
+    "A model in two parts",
+    "{type}:{model}".format,
+    {
+        "type": Setting(
+            text_for(_check_provider, PROVIDER_PATTERN),
+            "the provider",
+            example=_FIRST.partition(":")[0],
+            null="refused",
+        ),
+        "model": Setting(WORD, "the name of the model", example=_FIRST.partition(":")[2], null="refused"),
+    },
+    required=("type", "model"),
+)
+MEMBER = Section(
+    "One member of a team",
+    Member,
+    {
+        "id": Setting(
+            text_for(lambda text: check_name(text, what="id"), NAME_PATTERN),
+            "its name for people; agent1, agent2, ... in order, unless given",
+            example="careful",
+        ),
+        "backend": Setting(
+            BACKEND.value_kind,
+            "its model in two parts, as in MassGen",
+            example=_BACKEND_EXAMPLE,
+        ),
+        "model": Setting(WORD, "its model, instead of `backend`", example=_SECOND),
+        "profile": Setting(WORD, "the active profile it runs, instead of that of the subagent", example="critic"),
+    },
+)
 
 
-def to_members(members: Sequence[MemberSettings]) -> tuple[Member, ...]:
-    """Return the members of a list, each with an id."""
-    return tuple(member.to_member(number) for number, member in enumerate(members, 1))
-
-
-def _read_members(node: Node) -> tuple[MemberSettings, ...]:
+def _read_members(node: Node) -> tuple[Member, ...]:
     items = node.items(what="a list of members")
     if len(items) > MEMBERS_MAX:
         raise node.error(f"has {len(items)} members; the maximum is {MEMBERS_MAX}")
-    found = tuple(map(_read_member, items))
-    seen: dict[str, int] = {}
-    for number, member in enumerate(to_members(found), 1):
-        other = seen.setdefault(member.id.casefold(), number)
-        if other != number:
-            raise items[number - 1].error(f"the id '{member.id}' is the same name as that of member {other}")
-    return found
+    found: dict[str, Member] = {}
+    for number, item in enumerate(items, 1):
+        member = _read_member(item, number)
+        if found.setdefault(member.id.casefold(), member) is not member:
+            other = list(found).index(member.id.casefold()) + 1
+            raise item.error(f"the id '{member.id}' is the same name as that of member {other}")
+    return tuple(found.values())
 
 
-def _read_member(node: Node) -> MemberSettings:
-    member = read_section(MemberSettings, node, place=node.place)
-    if (member.backend is None) == (member.model is None):
-        both = "" if member.model is None else ", not both"
+def _read_member(node: Node, number: int) -> Member:
+    """Read a member. Without an id it is called after its `number` in the list, from 1."""
+    given = MEMBER.read(node)
+    if ("backend" in given) == ("model" in given):
+        both = ", not both" if "model" in given else ""
         raise node.error(f"give it a 'model', or a 'backend' with type and model{both}")
-    return member
+    if "backend" in given:
+        given["model"] = given.pop("backend")
+    return Member(**{"id": name_agent(number), **given})
 
 
 _ONE_MODEL = [
@@ -146,99 +132,73 @@ MEMBERS = Kind(
     {
         "type": "array",
         "maxItems": MEMBERS_MAX,
-        "items": {**section_schema(MemberSettings), "oneOf": _ONE_MODEL},
+        "items": {**MEMBER.make_schema(), "oneOf": _ONE_MODEL},
     },
 )
 
 
-def _drop_members(
-    members: tuple[MemberSettings, ...], _: Setting
-) -> tuple[tuple[MemberSettings, ...], list[Loosening]]:
-    """Drop all members: without trust, a project must not multiply the work. Members with the same model are listed
-    once."""
-    counts = Counter(str(member.model) for member in to_members(members))
-    return (), [Loosening("", model if count == 1 else f"{model} ({count} members)") for model, count in counts.items()]
+def _describe_members(members: tuple[Member, ...]) -> list[Loosening]:
+    """Describe the models of members. Members with the same model are listed once."""
+    counts = Counter(str(member.model) for member in members)
+    return [Loosening("", model if count == 1 else f"{model} ({count} members)") for model, count in counts.items()]
 
 
-NEW_MEMBERS = TrustRule("any member", _drop_members)
+NEW_MEMBERS = trust_none("any member", _describe_members)  # without trust, a project must not multiply the work
 
 
-@dataclass(frozen=True)
-class SubagentOrchestratorSettings:
-    """Child teams: which agents a subagent is made of, and how they agree."""
-
-    enabled: bool = setting(FLAG, "true: subagents may be teams", default=False, trust=IF_TRUE)
-    agents: tuple[MemberSettings, ...] = setting(
-        MEMBERS,
-        f"the shared pool of members, at most {MEMBERS_MAX}",
-        default=(),
-        example=MEMBERS_EXAMPLE,
-        trust=NEW_MEMBERS,
-    )
-    shared_child_team_types: tuple[str, ...] = setting(
-        list_of(WORD, what="a list of texts"),
-        "the types of subagents that take the shared pool first; `*`: all",
-        default=(ROUND_EVALUATOR,),
-    )
-    inherit_spawning_agent_backend: bool = setting(
-        FLAG,
-        "true: a subagent without members inherits the model of its spawner, round_evaluator too, and a task may not "
-        "name a model",
-        default=False,
-    )
-    final_answer_strategy: Strategy | None = setting(
-        choice(STRATEGIES),
-        "synthesize: one member makes one answer of all; winner_present: the winner of the vote presents its answer; "
-        "winner_reuse: its answer is taken as it is. synthesize unless set; winner_present for a team that refines",
-        example="winner_present",
-    )
-    max_new_answers_per_agent: int | None = setting(
-        COUNT,
-        "answers that each member of a refining team may give",
-        default=MAX_NEW_ANSWERS,
-        unset=None,
-        trust=ABOVE_DEFAULT,
-    )
-    max_new_answers: int | None = setting(
-        COUNT, "the same as `max_new_answers_per_agent`", default=MAX_NEW_ANSWERS, unset=None, trust=ABOVE_DEFAULT
-    )
-
-    def to_settings(self) -> TeamSettings:
-        return TeamSettings(
-            enabled=self.enabled,
-            agents=to_members(self.agents),
-            shared_child_team_types=self.shared_child_team_types,
-            inherit_spawning_agent_backend=self.inherit_spawning_agent_backend,
-            final_answer_strategy=self.final_answer_strategy,
-            max_new_answers_per_agent=self.max_new_answers_per_agent or self.max_new_answers or MAX_NEW_ANSWERS,
-        )
-
-    def check_keys(self, node: Node) -> None:
-        """Raise for keys of this section that contradict each other or have no effect."""
-        if self.max_new_answers is not None and self.max_new_answers_per_agent is not None:
-            raise node.entries()["max_new_answers"].error("is the same as 'max_new_answers_per_agent': give only one")
-        for each in list_settings(type(self)):
-            if not self.enabled and getattr(self, each.name) != each.unset:
-                raise node.entries()[each.name].error(NO_EFFECT.format(switch=ENABLED))
+def _make_teams(**given: Any) -> TeamSettings:
+    if "max_new_answers" in given:
+        given["max_new_answers_per_agent"] = given.pop("max_new_answers")
+    return TeamSettings(**given)
 
 
-@dataclass(frozen=True)
-class CriterionSettings:
-    """One criterion that the answers of rounds are judged by."""
-
-    text: str = setting(
-        WORD, "the criterion, in your words", default="", example="Every claim has a source.", null="refused"
-    )
-    category: Category = setting(choice(CATEGORIES), "how much it counts", default="must")
-
-
-def _read_criterion(node: Node) -> Criterion:
-    node.require("text")
-    values = read_section(CriterionSettings, node)
-    return Criterion(text=values.text, category=values.category)
-
-
-_CRITERION = Kind(_read_criterion, {**section_schema(CriterionSettings), "required": ["text"]})
+TEAMS = Section(
+    "Child teams: which agents a subagent is made of, and how they agree",
+    _make_teams,
+    {
+        "enabled": Setting(FLAG, "true: subagents may be teams", default=False, trust=IF_TRUE),
+        "agents": Setting(
+            MEMBERS,
+            f"the shared pool of members, at most {MEMBERS_MAX}",
+            default=(),
+            example=MEMBERS_EXAMPLE,
+            trust=NEW_MEMBERS,
+        ),
+        "shared_child_team_types": Setting(
+            list_of(WORD, what="a list of texts"),
+            "the types of subagents that take the shared pool first; `*`: all",
+            default=(ROUND_EVALUATOR,),
+        ),
+        "inherit_spawning_agent_backend": Setting(
+            FLAG,
+            "true: a subagent without members inherits the model of its spawner, round_evaluator too, and a task may "
+            "not name a model",
+            default=False,
+        ),
+        "final_answer_strategy": Setting(
+            choice(STRATEGIES),
+            "synthesize: one member makes one answer of all; winner_present: the winner of the vote presents its "
+            "answer; winner_reuse: its answer is taken as it is. synthesize unless set; winner_present for a team that "
+            "refines",
+            example="winner_present",
+        ),
+        "max_new_answers_per_agent": Setting(
+            COUNT, "answers that each member of a refining team may give", default=MAX_NEW_ANSWERS, trust=ABOVE_DEFAULT
+        ),
+        "max_new_answers": Setting(
+            COUNT, "the same as `max_new_answers_per_agent`", default=MAX_NEW_ANSWERS, trust=ABOVE_DEFAULT
+        ),
+    },
+)
+CRITERION = Section(
+    "One criterion that the answers of rounds are judged by",
+    Criterion,
+    {
+        "text": Setting(WORD, "the criterion, in your words", example="Every claim has a source.", null="refused"),
+        "category": Setting(choice(CATEGORIES), "how much it counts", default="must"),
+    },
+    required=("text",),
+)
 
 
 @dataclass(frozen=True)
@@ -271,8 +231,8 @@ class CoordinationSettings:
         choice(RUNTIMES),
         "where tools run: isolated or container (a sandbox), inherited (this process), delegated (the host)",
         default="isolated",
-        unset=None,
         trust=trust_for("inherited", "delegated"),
+        unset=None,
     )
     subagent_runtime_fallback_mode: RuntimeName | None = setting(
         choice(RUNTIMES[:-1]),
@@ -297,9 +257,10 @@ class CoordinationSettings:
         default="strict",
         trust=trust_for("best_effort"),
     )
-    subagent_orchestrator: SubagentOrchestratorSettings = section(
-        SubagentOrchestratorSettings,
+    subagent_orchestrator: TeamSettings = setting(
+        TEAMS.kind,
         "subagents that are teams",
+        default=TeamSettings(),
         example=f"{{enabled: true, agents: {MEMBERS_EXAMPLE}}}",
     )
     round_evaluator_before_checklist: bool = setting(
@@ -320,11 +281,27 @@ class CoordinationSettings:
         choice(PRESSURES), "how large a change the evaluator of a round looks for", default="balanced"
     )
     checklist_criteria_inline: tuple[Criterion, ...] = setting(
-        list_of(_CRITERION, what="a list of criteria"),
+        list_of(CRITERION.value_kind, what="a list of criteria"),
         "what the answers of rounds are judged by; `category` is must, should or could; built-in criteria unless set",
         default=(),
         example="[{text: Every claim has a source., category: must}]",
     )
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """The rounds of every primary, or None if rounds are off."""
+        return self.make_rounds() if self.round_evaluator_before_checklist else None
+
+    def make_rounds(self) -> Rounds:
+        """Return the configured rounds, even if rounds are off."""
+        return Rounds(
+            refine=self.round_evaluator_refine,
+            pressure=self.round_evaluator_transformation_pressure,
+            criteria=self.checklist_criteria_inline,
+        )
+
+
+COORDINATION = Section("Subagents that a model asks for", CoordinationSettings, list_settings(CoordinationSettings))
 
 
 @dataclass(frozen=True)
@@ -336,20 +313,12 @@ class OrchestratorSettings:
         "checklist_gated: a checklist decides when rounds end; rounds need it",
         example=CHECKLIST_GATED,
     )
-    coordination: CoordinationSettings = section(CoordinationSettings, "how a model may have subagents")
+    coordination: CoordinationSettings = setting(
+        COORDINATION.kind, "how a model may have subagents", default=CoordinationSettings(), example=""
+    )
 
-    def to_rounds(self) -> Rounds | None:
-        """Return the rounds of every primary, or None if rounds are off."""
-        return self.describe_rounds() if self.coordination.round_evaluator_before_checklist else None
 
-    def describe_rounds(self) -> Rounds:
-        """Return the configured rounds, even if rounds are off."""
-        given = self.coordination
-        return Rounds(
-            refine=given.round_evaluator_refine,
-            pressure=given.round_evaluator_transformation_pressure,
-            criteria=given.checklist_criteria_inline,
-        )
+ORCHESTRATOR = Section("Subagents", OrchestratorSettings, list_settings(OrchestratorSettings))
 
 
 def check_orchestrator(settings: OrchestratorSettings, root: Node) -> None:
@@ -361,13 +330,20 @@ def check_orchestrator(settings: OrchestratorSettings, root: Node) -> None:
     entries = coordination.entries()
     _check_timeouts(given, coordination)
     _check_rounds(settings, entries)
-    if given.subagent_orchestrator.enabled and not given.enable_subagents:
+    teams = given.subagent_orchestrator
+    if teams.enabled and not given.enable_subagents:
         raise entries["enable_subagents"].error(
             "must be true for teams: set it, or set 'subagent_orchestrator.enabled' to false"
         )
     team = coordination.get("subagent_orchestrator")
-    if team is not None:
-        given.subagent_orchestrator.check_keys(team)
+    if team is None:
+        return
+    again = team.get("max_new_answers")
+    if again is not None and team.get("max_new_answers_per_agent") is not None:
+        raise again.error("is the same as 'max_new_answers_per_agent': give only one")
+    for entry in team.entries().values():
+        if not teams.enabled and entry.value not in (None, False, ()):
+            raise entry.error(NO_EFFECT.format(switch=ENABLED))
 
 
 def _check_rounds(settings: OrchestratorSettings, entries: Mapping[str, Node]) -> None:

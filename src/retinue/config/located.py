@@ -100,6 +100,16 @@ class Node:
             node = found
         return node
 
+    def locate(self, *keys: str | int) -> Node:
+        """Return the node at a path of keys, or the closest one above it."""
+        node = self
+        for key in keys:
+            below = dict(enumerate(node.value)) if isinstance(node.value, tuple) else node.value
+            if not isinstance(below, dict) or key not in below:
+                break
+            node = below[key]  # type: ignore[index]
+        return node
+
     def require(self, key: str) -> Node:
         """Return the node of a key. Raises if it is missing or null."""
         node = self.get(key)

@@ -11,10 +11,8 @@ from __future__ import annotations
 import grp
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
-from retinue.config.files import exists, list_subfolders, read_text
 from retinue.config.trust import read_accepted_owner
 from retinue.core.errors import ConfigError
 from retinue.files.state_owner import name_user
@@ -50,16 +48,6 @@ def check_owners_between(project: Path, path: Path) -> None:
     steps = path.relative_to(project).parts
     for at in range(1, len(steps) + 1):
         check_owner(project.joinpath(*steps[:at]), project=project)
-
-
-def read_definitions(folder: Path, name: str, project: Path | None) -> Iterator[tuple[Path, str]]:
-    """Yield the path and text of the file `name` in each subfolder of `folder`. The files of a `project` must not
-    belong to another user; without a project they are built in."""
-    for path in (entry / name for entry in list_subfolders(folder)):
-        if exists(path):
-            if project is not None:
-                check_owners_between(project, path)
-            yield path, read_text(path, follow=False)
 
 
 def find_other_owners(paths: list[Path]) -> set[int]:

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from retinue.config.definitions import BUILT_IN, find_definitions
 from retinue.config.located import Node
 from retinue.config.location import SourceLocation, show_text, suggest
-from retinue.config.ownership import read_definitions
 from retinue.config.yaml import parse_frontmatter
 from retinue.core.profiles import Profile, check_name
 
-BUILT_IN = "built in"
 BUILT_IN_FOLDER = Path(__file__).parent / "subagent_types"
 PROJECT_FOLDER = Path(".agent", "subagent_types")
 FILE_NAME = "SUBAGENT.md"
@@ -36,19 +35,15 @@ _HINTS = dict.fromkeys(("model", "tools", "limits", "runtime", "network", "works
 
 @dataclass(frozen=True)
 class LocatedProfile:
-    """A profile, with the places of its name and its skills for error messages."""
+    """A profile, with the place of its skills for error messages."""
 
     profile: Profile
-    place: SourceLocation
     skills: SourceLocation
 
 
-def find_definitions(project: Path | None) -> list[LocatedProfile]:
-    """Return all profiles with their places, sorted by name."""
-    found = _read_folder(BUILT_IN_FOLDER, None)
-    if project is not None:
-        found |= _read_folder(project / PROJECT_FOLDER, project)
-    return [found[key] for key in sorted(found)]
+def find_profiles(project: Path | None) -> list[LocatedProfile]:
+    """Return all profiles, sorted by name."""
+    return find_definitions(BUILT_IN_FOLDER, PROJECT_FOLDER, FILE_NAME, project=project, parse=parse_definition)
 
 
 def choose_active(profiles: Sequence[Profile], names: Sequence[str] | None) -> tuple[list[Profile], list[str]]:
@@ -79,19 +74,9 @@ def warn_of_unknown_types(names: Iterable[str], profiles: Iterable[Profile], *, 
     ]
 
 
-def _read_folder(folder: Path, project: Path | None) -> dict[str, LocatedProfile]:
-    found: dict[str, LocatedProfile] = {}
-    for path, text in read_definitions(folder, FILE_NAME, project):
-        source = BUILT_IN if project is None else path.relative_to(project).as_posix()
-        definition = parse_definition(text, file=str(path), source=source)
-        other = found.setdefault(definition.profile.name.casefold(), definition)
-        if other is not definition:
-            raise definition.place.error(f"'{definition.profile.name}' is also the name in {other.place.file}")
-    return found
-
-
-def parse_definition(text: str, *, file: str, source: str) -> LocatedProfile:
-    """Read a profile from a text in the format of SUBAGENT.md. `source` tells people where the profile comes from."""
+def parse_definition(text: str, file: str, source: str) -> tuple[Node, LocatedProfile]:
+    """Return the name and the profile in a text in the format of SUBAGENT.md. `source` tells people where the profile
+    comes from."""
     keys, body = parse_frontmatter(text, file)
     keys.check_keys(("name", "description", "skills", "expected_input"), _HINTS)
     name = keys.require("name")
@@ -105,7 +90,7 @@ def parse_definition(text: str, *, file: str, source: str) -> LocatedProfile:
         source=source,
         wants=_WANTS.get(name.text(), ()) if source == BUILT_IN else (),
     )
-    return LocatedProfile(profile, name.place, name.place if skills is None else skills.place)
+    return name, LocatedProfile(profile, (skills or name).place)
 
 
 def _read_expected_input(node: Node | None) -> tuple[str, ...]:

@@ -7,17 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retinue.config.coordination import to_members
+from retinue.config.definitions import BUILT_IN
 from retinue.config.files import exists, read_text
+from retinue.config.located import Node
 from retinue.config.location import suggest
 from retinue.config.ownership import check_owner
-from retinue.config.profiles import BUILT_IN, LocatedProfile, choose_active, find_definitions, warn_of_unknown_types
+from retinue.config.profiles import LocatedProfile, choose_active, find_profiles, warn_of_unknown_types
 from retinue.config.sandbox import warn_of_missing_paths
-from retinue.config.schema import Loosening
-from retinue.config.settings import ProfileSettings, Settings, load_settings, parse_settings, restrict
+from retinue.config.schema import Given, Loosening
+from retinue.config.settings import PROFILE, Settings, list_members, load_settings, parse_settings, restrict
 from retinue.config.skills import Skill, find_skill, find_skills
 from retinue.config.trust import read_answer
 from retinue.core.errors import ConfigError
+from retinue.core.limits import Limits
 from retinue.core.profiles import SPAWN_TOOLS, Profile
 from retinue.core.team_members import ALL_TYPES, ROUND_EVALUATOR, UNTYPED
 from retinue.files.reserved import GIT_FOLDER, STATE_FOLDER
@@ -92,7 +94,7 @@ def load_project(start: Path, *, config: Path | None = None) -> Project:
     folder = find_project(start)
     settings, ignored = (load_settings(config), ()) if config is not None else load_own_settings(folder)
     skills = find_skills(folder)
-    merged = merge_profiles(find_definitions(folder), settings)
+    merged = merge_profiles(find_profiles(folder), settings)
     for definition in merged:
         _check_skills(definition, skills)
     everyone = [definition.profile for definition in merged]
@@ -126,69 +128,56 @@ def merge_profiles(found: Iterable[LocatedProfile], settings: Settings) -> list[
     rights."""
     by_name = {definition.profile.name.casefold(): definition for definition in found}
     for agent in settings.a2a_agents:
-        if agent.profile.name.casefold() in by_name:
-            raise agent.place.error(f"'{agent.profile.name}' is the name of an agent of this project: choose another")
-        by_name[agent.profile.name.casefold()] = LocatedProfile(agent.profile, agent.place, agent.place)
-    for key, given in settings.profiles.items():
-        known = by_name.get(key)
-        by_name[key] = _define_profile(given, settings) if known is None else _extend_profile(known, given)
+        place = settings.document.locate("a2a_agents", agent.name).place
+        if agent.name.casefold() in by_name:
+            raise place.error(f"'{agent.name}' is the name of an agent of this project: choose another")
+        by_name[agent.name.casefold()] = LocatedProfile(agent, place)
+    for name, given in settings.profiles.items():
+        known = by_name.get(name.casefold())
+        node = settings.document.locate("profiles", name)
+        by_name[name.casefold()] = (
+            _define_profile(name, given, node) if known is None else _extend_profile(known, given, node)
+        )
     return [by_name[key] for key in sorted(by_name)]
 
 
-def _extend_profile(definition: LocatedProfile, given: ProfileSettings) -> LocatedProfile:
+def _extend_profile(definition: LocatedProfile, given: Given, node: Node) -> LocatedProfile:
     profile = definition.profile
     home = profile.source
     if home == BUILT_IN:
         home = f"a SUBAGENT.md of your own in .agent/subagent_types/{profile.name}/"
     for key in _WHO_IT_IS:
-        if key in given.places:
-            raise given.places[key].error(f"belongs in {home}; retinue.yaml says what '{profile.name}' may do")
-    return replace(definition, profile=_apply_rights(profile, given))
+        if key in given:
+            raise node.locate(key).error(f"belongs in {home}; retinue.yaml says what '{profile.name}' may do")
+    return replace(definition, profile=_apply_settings(profile, given))
 
 
-def _define_profile(given: ProfileSettings, settings: Settings) -> LocatedProfile:
-    if given.description is None:
-        raise given.place.error("no SUBAGENT.md has this name; to define it here give it a 'description'")
-    source = SETTINGS_FILE if settings.file is None else settings.file.name
-    profile = Profile(
-        given.name,
-        given.instructions or "",
-        description=given.description,
-        skills=given.skills or (),
-        source=source,
-    )
-    return LocatedProfile(_apply_rights(profile, given), given.place, given.places.get("skills", given.place))
+def _define_profile(name: str, given: Given, node: Node) -> LocatedProfile:
+    if "description" not in given:
+        raise node.error("no SUBAGENT.md has this name; to define it here give it a 'description'")
+    profile = _apply_settings(Profile(name, source=Path(node.place.file).name), given)
+    return LocatedProfile(profile, node.locate("skills").place)
 
 
-def _apply_rights(profile: Profile, given: ProfileSettings) -> Profile:
-    """Return the profile with the rights that retinue.yaml gives it."""
-    return replace(
-        profile,
-        model=given.model or profile.model,
-        tools=profile.tools if given.tools is None else given.tools,
-        limits=given.limits.to_limits().override(profile.limits),
-        runtime=given.runtime or profile.runtime,
-        workspace=given.workspace or profile.workspace,
-        leaf=profile.leaf if given.leaf is None else given.leaf,
-        approvals=profile.approvals if given.approvals is None else given.approvals.to_rules(),
-        network=profile.network if given.network is None else given.network,
-        subagent_agents=to_members(given.subagent_agents),
-    )
+def _apply_settings(profile: Profile, given: Given) -> Profile:
+    """Return the profile with the fields that retinue.yaml gives it."""
+    values = PROFILE.make(given)
+    limits = values.get("limits", Limits()).override(profile.limits)
+    return replace(profile, **{**values, "limits": limits})
 
 
 def _check_members(settings: Settings, active: Sequence[Profile], everyone: Sequence[Profile]) -> None:
     """Check that the members of teams use active profiles."""
-    pools = [settings.coordination.subagent_orchestrator.agents, settings.subagent_agents]
-    pools += [given.subagent_agents for given in settings.profiles.values()]
     usable, known = ({profile.name.casefold() for profile in group} for group in (active, everyone))
-    for member in (member for pool in pools for member in pool):
-        name = member.profile
-        if name is None or name.casefold() in usable:
-            continue
-        there = sorted(profile.name for profile in active)
-        if name.casefold() in known:
-            raise member.place.error(f"the profile '{name}' is not active: add it to 'subagent_types'")
-        raise member.place.error(f"unknown profile '{name}'; available: {', '.join(there)}{suggest(name, there)}")
+    there = sorted(profile.name for profile in active)
+    for keys, members in list_members(settings):
+        for index, member in enumerate(members):
+            name, node = member.profile, settings.document.locate(*keys, index)
+            if name is None or name.casefold() in usable:
+                continue
+            if name.casefold() in known:
+                raise node.error(f"the profile '{name}' is not active: add it to 'subagent_types'")
+            raise node.error(f"unknown profile '{name}'; available: {', '.join(there)}{suggest(name, there)}")
 
 
 def _warn_of_teams(settings: Settings, everyone: Sequence[Profile]) -> Iterator[str]:
@@ -201,10 +190,10 @@ def _warn_of_teams(settings: Settings, everyone: Sequence[Profile]) -> Iterator[
         yield "shared_child_team_types has no effect: there is no shared pool, subagent_orchestrator.agents"
     if settings.coordination.enable_subagents:
         return
-    for given in settings.profiles.values():
-        tools = [tool for tool in given.tools or () if tool in SPAWN_TOOLS or tool.startswith("subagent_")]
+    for name, given in settings.profiles.items():
+        tools = [tool for tool in given.get("tools", ()) if tool in SPAWN_TOOLS or tool.startswith("subagent_")]
         if tools:
-            yield f"profiles.{given.name}.tools: {', '.join(tools)} are not available: enable_subagents is false"
+            yield f"profiles.{name}.tools: {', '.join(tools)} are not available: enable_subagents is false"
 
 
 def _check_skills(definition: LocatedProfile, skills: Mapping[str, Skill]) -> None:

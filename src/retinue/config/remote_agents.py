@@ -10,26 +10,21 @@ a2a_agents:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from retinue.config.located import Node
-from retinue.config.location import SourceLocation
 from retinue.config.schema import (
     POSITIVE,
     TEXTS,
     WORD,
     Kind,
     Loosening,
+    Section,
     Setting,
-    TrustRule,
     list_of,
-    read_section,
-    section,
-    section_schema,
-    setting,
+    make_named_schema,
     text_for,
+    trust_none,
 )
 from retinue.config.servers import ADDRESS_PATTERN, HEADER, VARIABLE, parse_address
 from retinue.core.errors import ConfigError
@@ -63,87 +58,65 @@ def _check_host(text: str) -> str:
 _HOSTS = list_of(text_for(_check_host, HOST_PATTERN), what="a list of hosts")
 
 
-@dataclass(frozen=True)
-class AuthSettings:
-    """Credentials of a remote agent; secrets stay in the environment."""
-
-    bearer_env: str = setting(
-        VARIABLE, "the environment variable with a bearer token", default="", example="ARGOCD_TOKEN"
-    )
-    api_key_env: str = setting(VARIABLE, "the environment variable with an API key", default="", example="ARGOCD_KEY")
-    api_key_header: str = setting(HEADER, "the header that carries the API key", default=API_KEY_HEADER)
-    client_id_env: str = setting(
-        VARIABLE,
-        "OAuth client credentials: the environment variable with the client's id",
-        default="",
-        example="ARGOCD_CLIENT",
-    )
-    client_secret_env: str = setting(
-        VARIABLE, "the environment variable with the client's secret", default="", example="ARGOCD_SECRET"
-    )
-    token_url: str = setting(
-        _URL,
-        "where to get tokens (default: the URL in the card, if its host is allowed)",
-        default="",
-        example="https://login.example.com/token",
-    )
-    scopes: tuple[str, ...] = setting(TEXTS, "the scopes to ask for", default=(), example="[agents.call]")
-
-
-@dataclass(frozen=True)
-class AgentSettings:
-    """One remote agent that speaks A2A."""
-
-    url: str = setting(_URL, "its base URL", default="", example="https://agents.example.com")
-    description: str = setting(
-        WORD, "what it is for; a parent model reads it when it chooses", default="", example="Knows the deployments."
-    )
-    auth: AuthSettings = section(AuthSettings, "its credentials", example="{bearer_env: ARGOCD_TOKEN}")
-    timeout: float = setting(POSITIVE, "seconds to wait for the answer to a request", default=ANSWER_SECONDS)
-    idle_timeout: float = setting(
-        POSITIVE, "seconds without data after which its task is looked up again", default=IDLE_SECONDS
-    )
-    reconnect_timeout: float = setting(POSITIVE, "seconds to keep trying to reach it again", default=RECONNECT_SECONDS)
-    allowed_hosts: tuple[str, ...] = setting(
-        _HOSTS,
-        "other hosts, with ports, that its card may point to",
-        default=(),
-        example="[agents.example.com:8443]",
-    )
+AUTH = Section(
+    "Credentials of a remote agent; secrets stay in the environment",
+    AgentAuth,
+    {
+        "bearer_env": Setting(VARIABLE, "the environment variable with a bearer token", example="ARGOCD_TOKEN"),
+        "api_key_env": Setting(VARIABLE, "the environment variable with an API key", example="ARGOCD_KEY"),
+        "api_key_header": Setting(HEADER, "the header that carries the API key", default=API_KEY_HEADER),
+        "client_id_env": Setting(
+            VARIABLE, "OAuth client credentials: the environment variable with the client's id", example="ARGOCD_CLIENT"
+        ),
+        "client_secret_env": Setting(
+            VARIABLE, "the environment variable with the client's secret", example="ARGOCD_SECRET"
+        ),
+        "token_url": Setting(
+            _URL,
+            "where to get tokens (default: the URL in the card, if its host is allowed)",
+            example="https://login.example.com/token",
+        ),
+        "scopes": Setting(TEXTS, "the scopes to ask for", example="[agents.call]"),
+    },
+)
+AGENT = Section(
+    "One remote agent that speaks A2A",
+    A2aAgent,
+    {
+        "url": Setting(_URL, "its base URL", example="https://agents.example.com"),
+        "description": Setting(
+            WORD, "what it is for; a parent model reads it when it chooses", example="Knows the deployments."
+        ),
+        "auth": Setting(AUTH.kind, "its credentials", example="{bearer_env: ARGOCD_TOKEN}"),
+        "timeout": Setting(POSITIVE, "seconds to wait for the answer to a request", default=ANSWER_SECONDS),
+        "idle_timeout": Setting(
+            POSITIVE, "seconds without data after which its task is looked up again", default=IDLE_SECONDS
+        ),
+        "reconnect_timeout": Setting(POSITIVE, "seconds to keep trying to reach it again", default=RECONNECT_SECONDS),
+        "allowed_hosts": Setting(
+            _HOSTS, "other hosts, with ports, that its card may point to", example="[agents.example.com:8443]"
+        ),
+    },
+)
 
 
-@dataclass(frozen=True)
-class RemoteAgent:
-    """The profile of a remote agent, and its place in the file."""
-
-    profile: Profile
-    place: SourceLocation = field(compare=False)
-
-
-def _read_agents(node: Node) -> tuple[RemoteAgent, ...]:
+def _read_agents(node: Node) -> tuple[Profile, ...]:
     return tuple(_read_agent(name, entry) for name, entry in node.named_entries(check_name).items())
 
 
-def _read_agent(name: str, node: Node) -> RemoteAgent:
-    values = read_section(AgentSettings, node)
-    if not values.url:
+def _read_agent(name: str, node: Node) -> Profile:
+    given = AGENT.read(node)
+    if "url" not in given:
         raise node.error("give it a 'url'")
-    auth = values.auth
+    description = given.pop("description", f"The agent at {given['url']}")
+    agent: A2aAgent = AGENT.make(given)
+    auth = agent.auth
     if bool(auth.client_id_env) != bool(auth.client_secret_env):
         raise node.error("'client_id_env' and 'client_secret_env' go together")
     ways = [bool(auth.bearer_env), bool(auth.api_key_env), bool(auth.client_id_env)]
     if sum(ways) > 1:
         raise node.error("'auth' may have only one of: a bearer token, an API key, OAuth client credentials")
-    agent = A2aAgent(
-        url=values.url,
-        auth=AgentAuth(**vars(auth)),
-        timeout=values.timeout,
-        idle_timeout=values.idle_timeout,
-        reconnect_timeout=values.reconnect_timeout,
-        allowed_hosts=values.allowed_hosts,
-    )
-    about = values.description or f"The agent at {values.url}"
-    return RemoteAgent(make_remote_profile(name, agent, about, source=Path(node.place.file).name), node.place)
+    return make_remote_profile(name, agent, description, source=Path(node.place.file).name)
 
 
 def make_remote_profile(name: str, agent: A2aAgent, description: str, *, source: str = "python") -> Profile:
@@ -151,9 +124,8 @@ def make_remote_profile(name: str, agent: A2aAgent, description: str, *, source:
     return Profile(name, description=description, tools=(), leaf=True, a2a=agent, source=source)
 
 
-def _drop_agents(agents: tuple[RemoteAgent, ...], _: Setting) -> tuple[Any, list[Loosening]]:
-    """Drop all agents: without trust, a project must not send tasks and secrets to any agent."""
-    return (), [Loosening(agent.profile.name, _describe(agent.profile.a2a)) for agent in agents]
+def _describe_agents(profiles: tuple[Profile, ...]) -> list[Loosening]:
+    return [Loosening(profile.name, _describe(profile.a2a)) for profile in profiles]
 
 
 def _describe(agent: A2aAgent | None) -> str:
@@ -162,12 +134,6 @@ def _describe(agent: A2aAgent | None) -> str:
     return f"{agent.url}{gets}"
 
 
-NEW_AGENTS = TrustRule("any agent", _drop_agents)
-AGENTS = Kind(
-    _read_agents,
-    {
-        "type": "object",
-        "propertyNames": {"pattern": NAME_PATTERN},
-        "additionalProperties": section_schema(AgentSettings),
-    },
-)
+# Without trust, a project must not send tasks and secrets to any agent.
+NEW_AGENTS = trust_none("any agent", _describe_agents)
+AGENTS = Kind(_read_agents, make_named_schema(NAME_PATTERN, AGENT.make_schema()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from retinue.config.located import Node
@@ -14,12 +13,11 @@ from retinue.config.schema import (
     COUNT,
     Kind,
     Loosening,
+    Restricted,
+    Section,
     Setting,
     TrustRule,
     list_of,
-    read_section,
-    section_schema,
-    setting,
     text_for,
     whole_from,
 )
@@ -34,13 +32,15 @@ _HOSTS = list_of(text_for(lambda text: str(parse_host(text)), HOST_PATTERN), wha
 _DEFAULTS = ResourceLimits()
 
 
-@dataclass(frozen=True)
-class NetworkSettings:
-    """Hosts that may be reached on the network."""
-
-    allow: tuple[str, ...] = setting(
-        _HOSTS, 'hosts; none unless named, "*" is all public ones', default=(), example='[docs.python.org, "*.x.com"]'
-    )
+_ALLOWED = Section(
+    "Hosts that may be reached on the network",
+    dict,
+    {
+        "allow": Setting(
+            _HOSTS, 'hosts; none unless named, "*" is all public ones', example='[docs.python.org, "*.x.com"]'
+        )
+    },
+)
 
 
 def _read_network(node: Node) -> tuple[str, ...] | str:
@@ -50,12 +50,11 @@ def _read_network(node: Node) -> tuple[str, ...] | str:
             raise node.error(f"expected none, full or a list of hosts, got '{show_text(node.value, 80)}'")
         return node.value
     if isinstance(node.value, dict):
-        return read_section(NetworkSettings, node).allow
-    hosts: tuple[str, ...] = _HOSTS.read(node)
-    return hosts
+        return _ALLOWED.read(node).get("allow", ())  # type: ignore[no-any-return]
+    return _HOSTS.read(node)  # type: ignore[no-any-return]
 
 
-def _close_network(value: tuple[str, ...] | str, _: Setting) -> tuple[tuple[str, ...] | str, list[Loosening]]:
+def _close_network(value: tuple[str, ...] | str, _: Setting) -> Restricted:
     """Close the network: without trust, a project must not open it."""
     if value == "none":
         return value, []
@@ -66,7 +65,7 @@ OPEN_NETWORK = TrustRule("any host", _close_network)
 NETWORK = Kind(
     _read_network,
     {
-        **section_schema(NetworkSettings),
+        **_ALLOWED.make_schema(),
         **_HOSTS.schema,
         "type": ["string", "array", "object"],
         "pattern": f"^({'|'.join(WORDS)})$(?!\\n)",
@@ -107,35 +106,36 @@ CONTEXT_PATHS = list_of(text_for(parse_context_path, CONTEXT_PATTERN), what="a l
 PATHS = list_of(text_for(parse_exposed_path, PATH_PATTERN), what="a list of paths")
 
 
-@dataclass(frozen=True)
-class ResourceLimitsSettings:
-    """Shares of the machine that each sandboxed run may use."""
+_IN_MIB = {"memory_mib": "memory", "file_mib": "file_bytes", "workspace_mib": "workspace_bytes"}
 
-    memory_mib: int = setting(
-        whole_from(128),
-        "memory of all its processes together; of each process, if the kernel cannot count them together",
-        default=_DEFAULTS.memory // MIB,
-        trust=ABOVE_DEFAULT,
-    )
-    processes: int = setting(whole_from(16), "processes at once", default=_DEFAULTS.processes, trust=ABOVE_DEFAULT)
-    cpu_seconds: int = setting(COUNT, "CPU time of each process", default=_DEFAULTS.cpu_seconds, trust=ABOVE_DEFAULT)
-    file_mib: int = setting(COUNT, "size of one file", default=_DEFAULTS.file_bytes // MIB, trust=ABOVE_DEFAULT)
-    open_files: int = setting(
-        whole_from(64), "open files of each process", default=_DEFAULTS.open_files, trust=ABOVE_DEFAULT
-    )
-    workspace_mib: int = setting(
-        COUNT,
-        "size of the whole workspace; above it the run ends",
-        default=_DEFAULTS.workspace_bytes // MIB,
-        trust=ABOVE_DEFAULT,
+
+def _make_resource_limits(**given: int) -> ResourceLimits:
+    return ResourceLimits(
+        **{_IN_MIB.get(key, key): value * MIB if key in _IN_MIB else value for key, value in given.items()}
     )
 
-    def to_resource_limits(self) -> ResourceLimits:
-        return ResourceLimits(
-            memory=self.memory_mib * MIB,
-            processes=self.processes,
-            cpu_seconds=self.cpu_seconds,
-            file_bytes=self.file_mib * MIB,
-            open_files=self.open_files,
-            workspace_bytes=self.workspace_mib * MIB,
-        )
+
+RESOURCE_LIMITS = Section(
+    "Shares of the machine that each sandboxed run may use",
+    _make_resource_limits,
+    {
+        "memory_mib": Setting(
+            whole_from(128),
+            "memory of all its processes together; of each process, if the kernel cannot count them together",
+            default=_DEFAULTS.memory // MIB,
+            trust=ABOVE_DEFAULT,
+        ),
+        "processes": Setting(whole_from(16), "processes at once", default=_DEFAULTS.processes, trust=ABOVE_DEFAULT),
+        "cpu_seconds": Setting(COUNT, "CPU time of each process", default=_DEFAULTS.cpu_seconds, trust=ABOVE_DEFAULT),
+        "file_mib": Setting(COUNT, "size of one file", default=_DEFAULTS.file_bytes // MIB, trust=ABOVE_DEFAULT),
+        "open_files": Setting(
+            whole_from(64), "open files of each process", default=_DEFAULTS.open_files, trust=ABOVE_DEFAULT
+        ),
+        "workspace_mib": Setting(
+            COUNT,
+            "size of the whole workspace; above it the run ends",
+            default=_DEFAULTS.workspace_bytes // MIB,
+            trust=ABOVE_DEFAULT,
+        ),
+    },
+)

@@ -1,16 +1,17 @@
 """Declarations of settings: each key once, with its kind, default, help, example and trust rule.
 
-A section of a file is a frozen dataclass whose fields are made by `setting`. These declarations are used to read a
-file strictly (`read_section`), describe it as a JSON schema (`section_schema`), apply trust rules (`restrict_section`)
-and generate docs/settings.md. This module knows no particular setting and reads no file.
+A `Section` is read in three steps. `read` returns the keys that a file gives, checked strictly. `restrict` applies the
+trust rules to them. `make` turns them into the value that the program works with. The same declarations describe the
+section as a JSON schema (`make_schema`) and generate docs/settings.md. This module knows no particular setting and
+reads no file.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from msgspec import UNSET
 
@@ -20,10 +21,9 @@ from retinue.core.errors import ConfigError
 DRAFT = "http://json-schema.org/draft-07/schema#"
 _KEY = "retinue.setting"
 _SAME = object()
-T = TypeVar("T")
 
+Given = dict[str, Any]
 Null = Literal["unset", "unlimited", "refused"]
-Restrict = Callable[[Any, "Setting"], tuple[Any, "list[Loosening]"]]
 
 
 @dataclass(frozen=True)
@@ -41,75 +41,67 @@ class Loosening:
         return f"{self.key}: {self.value}"
 
 
+Restricted = tuple[Any, list[Loosening]]
+
+
 @dataclass(frozen=True)
 class TrustRule:
     """A rule for values that loosen the restrictions of agents. `words` describe those values.
 
-    `restrict` returns the value that applies without the user's trust, and the loosenings it removed. The key of a
-    loosening is "" for the setting itself, else a key below it.
+    `restrict` returns the value that applies without the user's trust, or UNSET for the default, and the loosenings it
+    removed. The key of a loosening is "" for the setting itself, else a key below it.
     """
 
     words: str
-    restrict: Restrict
+    restrict: Callable[[Any, Setting], Restricted]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value: its reader and its JSON schema. `section` is the dataclass of a section."""
+    """A kind of value: its reader and its JSON schema. `section` is set if the values are sections."""
 
     read: Callable[[Node], Any]
     schema: Mapping[str, Any]
-    section: type | None = None
+    section: Section | None = None
 
 
 @dataclass(frozen=True)
 class Setting:
     """The declaration of one key.
 
-    `default` applies if nobody sets the key. `unset` is the field's value in this case, if different (an unset limit
-    can still come from a profile). `null` says how to treat null: like a missing key, as no limit, or as an error.
-    `example` is a value as YAML on one line. `trust` is the rule for values that loosen the restrictions of agents;
-    without a rule every value applies.
+    `default` applies if nobody sets the key. `null` says how to treat null: like a missing key, as no limit, or as an
+    error. `example` is a value as YAML on one line; None means the default. `trust` is the rule for values that loosen
+    the restrictions of agents; without a rule every value applies.
     """
 
-    name: str
     kind: Kind
     help: str
-    default: Any
-    unset: Any
-    example: str
-    null: Null
-    trust: TrustRule | None
+    default: Any = None
+    example: str | None = None
+    null: Null = "unset"
+    trust: TrustRule | None = None
+
+    @property
+    def shown_example(self) -> str:
+        return format_default(self.default) if self.example is None else self.example
 
 
-def setting(
-    kind: Kind,
-    help: str,
-    *,
-    default: Any = None,
-    unset: Any = _SAME,
-    example: str | None = None,
-    null: Null = "unset",
-    trust: TrustRule | None = None,
-) -> Any:
-    """Declare one key as a field of a section's dataclass. The field's name is the key. The default example is the
-    default."""
-    unset = default if unset is _SAME else unset
-    example = format_default(default) if example is None else example
-    declaration = Setting(
-        name="", kind=kind, help=help, default=default, unset=unset, example=example, null=null, trust=trust
-    )
-    metadata = {_KEY: declaration}
-    if isinstance(unset, dict):
-        return field(default_factory=lambda: unset, metadata=metadata)
-    return field(default=unset, metadata=metadata)
-
-
-def limit(kind: Kind, help: str, *, default: Any = None, example: str | None = None, null: Null = "unlimited") -> Any:
-    """Declare the key of a limit. Its field is UNSET unless given, because the limit can still come from a profile or
-    an option. A value above the default needs trust."""
+def limit(
+    kind: Kind, help: str, *, default: Any = None, example: str | None = None, null: Null = "unlimited"
+) -> Setting:
+    """Declare a limit. A value above the default needs trust."""
     trust = None if default is None else ABOVE_DEFAULT
-    return setting(kind, help, default=default, unset=UNSET, example=example, null=null, trust=trust)
+    return Setting(kind, help, default=default, example=example, null=null, trust=trust)
+
+
+def setting(kind: Kind, help: str, *, default: Any = None, unset: Any = _SAME, **more: Any) -> Any:
+    """Declare a setting as a field of a dataclass, with the arguments of `Setting`. The field's name is the key.
+    `unset` is the field's value if nobody sets the key, if different from the default."""
+    value = default if unset is _SAME else unset
+    metadata = {_KEY: Setting(kind, help, default=default, **more)}
+    if isinstance(value, dict):
+        return field(default_factory=lambda: value, metadata=metadata)
+    return field(default=value, metadata=metadata)
 
 
 def format_default(value: object) -> str:
@@ -121,42 +113,88 @@ def format_default(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value).removesuffix(".0")
 
 
-def section(cls: type[T], help: str, *, example: str = "") -> Any:
-    """Declare one key that holds a section. A missing section has all its defaults."""
-    kind = Kind(lambda node: read_section(cls, node), section_schema(cls), cls)
-    return setting(kind, help, default=cls(), example=example, trust=TrustRule("", restrict_section))
+def list_settings(cls: type) -> dict[str, Setting]:
+    """Return the declarations in the fields of a dataclass, in order."""
+    return {each.name: each.metadata[_KEY] for each in fields(cls) if _KEY in each.metadata}
 
 
-def list_settings(cls: type) -> tuple[Setting, ...]:
-    """Return the declarations of a section's keys, in order."""
-    found = [(each.name, each.metadata.get(_KEY)) for each in fields(cls)]
-    return tuple(replace(declaration, name=name) for name, declaration in found if declaration is not None)
+@dataclass(frozen=True)
+class Section:
+    """A section of a file: its title, its settings by key, and the function or class that makes its value from those
+    given. `hints` has better error texts for some unknown keys."""
+
+    title: str
+    make_value: Callable[..., Any]
+    settings: Mapping[str, Setting]
+    required: tuple[str, ...] = ()
+    hints: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, node: Node) -> Given:
+        """Return the given keys. An unknown key is an error."""
+        given: Given = {}
+        for key, each in self.settings.items():
+            if key in self.required:
+                node.require(key)
+            entry = node.entries().get(key)
+            if entry is None:
+                continue
+            if entry.value is not None or each.null == "refused":
+                given[key] = each.kind.read(entry)
+            elif each.null == "unlimited":
+                given[key] = None
+        node.check_keys(self.settings, self.hints)
+        return given
+
+    def restrict(self, given: Given) -> tuple[Given, list[Loosening]]:
+        """Return the given keys that apply without the user's trust, and the loosenings they leave out."""
+        kept, loosened = {}, []
+        for key, value in given.items():
+            each = self.settings[key]
+            narrow, found = value, list[Loosening]()
+            if each.trust is not None:
+                narrow, found = each.trust.restrict(value, each)
+            elif each.kind.section is not None:
+                narrow, found = each.kind.section.restrict(value)
+            loosened += [loosening.with_prefix(key) for loosening in found]
+            if narrow is not UNSET:
+                kept[key] = narrow
+        return kept, loosened
+
+    def make(self, given: Given, /, **more: Any) -> Any:
+        """Return the value of the section. `more` are arguments that are not settings."""
+        sections = {key: self.settings[key].kind.section for key in given}
+        values = {key: each.make(given[key]) for key, each in sections.items() if each is not None}
+        return self.make_value(**{**given, **values, **more})
+
+    def read_value(self, node: Node, **more: Any) -> Any:
+        """Read and make the value at once, without trust rules."""
+        return self.make(self.read(node), **more)
+
+    def make_schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the section."""
+        properties = {}
+        for key, each in self.settings.items():
+            about = dict(each.kind.schema if each.null == "refused" else nullable(each.kind.schema))
+            example = each.shown_example
+            about["description"] = f"{each.help} (such as {example})" if example else each.help
+            properties[key] = about
+        schema = {"title": self.title, "type": "object", "properties": properties, "additionalProperties": False}
+        return {**schema, "required": list(self.required)} if self.required else schema
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of a key that holds this section."""
+        return Kind(self.read, self.make_schema(), self)
+
+    @property
+    def value_kind(self) -> Kind:
+        """The kind of a key or item that holds this section as a whole: its trust rules do not apply there."""
+        return Kind(self.read_value, self.make_schema())
 
 
-def read_section(cls: type[T], node: Node, **more: Any) -> T:
-    """Read a section strictly: an unknown key is an error. `more` are fields that are not settings."""
-    settings, values = list_settings(cls), {}
-    for each in settings:
-        entry = node.entries().get(each.name)
-        if entry is None:
-            continue
-        if entry.value is not None or each.null == "refused":
-            values[each.name] = each.kind.read(entry)
-        elif each.null == "unlimited":
-            values[each.name] = None
-    node.check_keys((each.name for each in settings), getattr(cls, "hints", None))
-    return cls(**values, **more)
-
-
-def section_schema(cls: type) -> dict[str, Any]:
-    """Return the JSON schema of a section."""
-    properties = {}
-    for each in list_settings(cls):
-        about = dict(each.kind.schema if each.null == "refused" else nullable(each.kind.schema))
-        about["description"] = f"{each.help} (such as {each.example})" if each.example else each.help
-        properties[each.name] = about
-    title = (cls.__doc__ or "").partition("\n")[0].rstrip(".")
-    return {"title": title, "type": "object", "properties": properties, "additionalProperties": False}
+def make_named_schema(pattern: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema of a mapping whose names match `pattern`."""
+    return {"type": "object", "propertyNames": {"pattern": pattern}, "additionalProperties": schema}
 
 
 def nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,29 +209,17 @@ def nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
 # Trust rules.
 
 
-def restrict_section(values: Any, _: Setting | None = None) -> tuple[Any, list[Loosening]]:
-    """Apply the trust rules of a section's keys."""
-    changes, loosened = {}, []
-    for each in list_settings(type(values)):
-        value = getattr(values, each.name)
-        if each.trust is None or value is each.unset:
-            continue
-        changes[each.name], found = each.trust.restrict(value, each)
-        loosened += [loosening.with_prefix(each.name) for loosening in found]
-    return replace(values, **changes), loosened
-
-
-def _drop_value(value: Any, declaration: Setting) -> tuple[Any, list[Loosening]]:
+def _drop_value(value: Any, _: Setting) -> Restricted:
     items = value if isinstance(value, tuple) else (value,)
-    return declaration.unset, [_make_loosening(item) for item in items]
+    return UNSET, [_make_loosening(item) for item in items]
 
 
-def _drop_more(value: Any, declaration: Setting) -> tuple[Any, list[Loosening]]:
+def _drop_more(value: Any, declaration: Setting) -> Restricted:
     within = value is not None and value <= declaration.default
     return (value, []) if within else (declaration.default, [_make_loosening(value)])
 
 
-def _drop_less(value: Any, declaration: Setting) -> tuple[Any, list[Loosening]]:
+def _drop_less(value: Any, declaration: Setting) -> Restricted:
     return (value, []) if value >= declaration.default else (declaration.default, [_make_loosening(value)])
 
 
@@ -207,9 +233,14 @@ def trust_for(*loose: str) -> TrustRule:
     return TrustRule(words, lambda value, each: _drop_value(value, each) if value in loose else (value, []))
 
 
-IF_TRUE = TrustRule("`true`", lambda value, _: (False, [Loosening("", "true")] if value else []))
+def trust_none(words: str, describe: Callable[[Any], list[Loosening]]) -> TrustRule:
+    """Return the rule of a setting where every value needs trust. `describe` returns its loosenings."""
+    return TrustRule(words, lambda value, _: (UNSET, describe(value)))
+
+
+IF_TRUE = TrustRule("`true`", lambda value, _: (UNSET, [Loosening("", "true")]) if value else (value, []))
 ANY_VALUE = TrustRule("any value", _drop_value)
-ANY_COMMAND = TrustRule("any value", lambda value, _: ((), [Loosening("", " ".join(value))]))
+ANY_COMMAND = trust_none("any value", lambda value: [Loosening("", " ".join(value))] if value else [])
 ABOVE_DEFAULT = TrustRule("above the default", _drop_more)
 BELOW_DEFAULT = TrustRule("below the default", _drop_less)
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from retinue.config.located import Node, make_node
@@ -26,14 +25,13 @@ from retinue.config.schema import (
     WORD,
     Kind,
     Loosening,
+    Section,
     Setting,
-    TrustRule,
     list_of,
-    read_section,
-    section_schema,
-    setting,
+    make_named_schema,
     text_for,
     text_like,
+    trust_none,
 )
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS
@@ -94,49 +92,44 @@ def _parse_url(text: str) -> str:
     return parse_address(text, with_user="contains a user name; put credentials into 'headers', as ${VARIABLE}")
 
 
-@dataclass(frozen=True)
-class ServerSettings:
-    """One MCP server: a program that is started, or an address."""
-
-    hints: ClassVar[Mapping[str, str]] = {
-        "type": "is not needed: give 'command' for a program, or 'url' for an address"
-    }
-    command: str = setting(WORD, "the program to start", default="", example="npx")
-    args: tuple[str, ...] = setting(TEXTS, "its arguments", default=(), example="[-y, some-mcp-server]")
-    env: Mapping[str, str] = setting(
-        _texts_by_name(VARIABLE),
-        "its environment variables; ${NAME} is the value of your variable NAME",
-        default={},
-        example='{TOKEN: "${TRACKER_TOKEN}"}',
-    )
-    inherit_env: tuple[str, ...] = setting(
-        list_of(VARIABLE, what="a list of names"),
-        "names of your variables to pass on, besides PATH, HOME and the like",
-        default=(),
-        example="[HTTPS_PROXY]",
-    )
-    cwd: str | None = setting(WORD, "the folder it is started in (default: the project)", example="tools")
-    url: str = setting(
-        text_for(_parse_url, ADDRESS_PATTERN),
-        "its address, for streamable HTTP",
-        default="",
-        example="https://mcp.example.com/mcp",
-    )
-    headers: Mapping[str, str] = setting(
-        _texts_by_name(HEADER),
-        "sent with every request",
-        default={},
-        example='{Authorization: "Bearer ${TRACKER_TOKEN}"}',
-    )
-    timeout: float | None = setting(
-        POSITIVE, "seconds that a call may be silent; null: no limit of its own", default=CALL_SECONDS, null="unlimited"
-    )
-    startup_timeout: float = setting(
-        POSITIVE, "seconds to wait for its first answer", default=STARTUP_SECONDS, null="refused"
-    )
-    tools: tuple[str, ...] | None = setting(
-        TEXTS, "its tools to use, by name or pattern (default: all)", example="[search_*]"
-    )
+SERVER = Section(
+    "One MCP server: a program that is started, or an address",
+    McpServer,
+    {
+        "command": Setting(WORD, "the program to start", example="npx"),
+        "args": Setting(TEXTS, "its arguments", example="[-y, some-mcp-server]"),
+        "env": Setting(
+            _texts_by_name(VARIABLE),
+            "its environment variables; ${NAME} is the value of your variable NAME",
+            example='{TOKEN: "${TRACKER_TOKEN}"}',
+        ),
+        "inherit_env": Setting(
+            list_of(VARIABLE, what="a list of names"),
+            "names of your variables to pass on, besides PATH, HOME and the like",
+            example="[HTTPS_PROXY]",
+        ),
+        "cwd": Setting(WORD, "the folder it is started in (default: the project)", example="tools"),
+        "url": Setting(
+            text_for(_parse_url, ADDRESS_PATTERN),
+            "its address, for streamable HTTP",
+            example="https://mcp.example.com/mcp",
+        ),
+        "headers": Setting(
+            _texts_by_name(HEADER), "sent with every request", example='{Authorization: "Bearer ${TRACKER_TOKEN}"}'
+        ),
+        "timeout": Setting(
+            POSITIVE,
+            "seconds that a call may be silent; null: no limit of its own",
+            default=CALL_SECONDS,
+            null="unlimited",
+        ),
+        "startup_timeout": Setting(
+            POSITIVE, "seconds to wait for its first answer", default=STARTUP_SECONDS, null="refused"
+        ),
+        "tools": Setting(TEXTS, "its tools to use, by name or pattern (default: all)", example="[search_*]"),
+    },
+    hints={"type": "is not needed: give 'command' for a program, or 'url' for an address"},
+)
 
 
 def _read_servers(node: Node) -> tuple[McpServer, ...]:
@@ -144,18 +137,17 @@ def _read_servers(node: Node) -> tuple[McpServer, ...]:
 
 
 def _read_server(name: str, node: Node) -> McpServer:
-    values = read_section(ServerSettings, node)
-    if bool(values.command) == bool(values.url):
-        raise node.error("give it a 'command' to start, or a 'url' to reach" + (", not both" if values.url else ""))
-    for key in ONLY_PROGRAM if values.url else ONLY_ADDRESS:
-        if getattr(values, key):
-            raise node.entries()[key].error(f"is for a server with a '{'command' if values.url else 'url'}'")
-    return McpServer(name, **vars(values))
+    server: McpServer = SERVER.read_value(node, name=name)
+    if bool(server.command) == bool(server.url):
+        raise node.error("give it a 'command' to start, or a 'url' to reach" + (", not both" if server.url else ""))
+    for key in ONLY_PROGRAM if server.url else ONLY_ADDRESS:
+        if getattr(server, key):
+            raise node.entries()[key].error(f"is for a server with a '{'command' if server.url else 'url'}'")
+    return server
 
 
-def _drop_servers(servers: tuple[McpServer, ...], _: Setting) -> tuple[tuple[McpServer, ...], list[Loosening]]:
-    """Drop all servers: without trust, a project must not start or contact any."""
-    return (), [Loosening(server.name, f"{server.words}{_describe_environment(server)}") for server in servers]
+def _describe_servers(servers: tuple[McpServer, ...]) -> list[Loosening]:
+    return [Loosening(server.name, f"{server.words}{_describe_environment(server)}") for server in servers]
 
 
 def _describe_environment(server: McpServer) -> str:
@@ -166,15 +158,9 @@ def _describe_environment(server: McpServer) -> str:
     return f" ({'; '.join(told)})" if told else ""
 
 
-NEW_SERVERS = TrustRule("any server", _drop_servers)
-SERVERS = Kind(
-    _read_servers,
-    {
-        "type": "object",
-        "propertyNames": {"pattern": SERVER_NAME},
-        "additionalProperties": section_schema(ServerSettings),
-    },
-)
+# Without trust, a project must not start or contact any server.
+NEW_SERVERS = trust_none("any server", _describe_servers)
+SERVERS = Kind(_read_servers, make_named_schema(SERVER_NAME, SERVER.make_schema()))
 
 
 def _check_tool(name: str) -> str:

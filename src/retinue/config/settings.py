@@ -67,13 +67,10 @@ profiles:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar
-
-from msgspec import UnsetType
+from typing import Any
 
 from retinue.config.coordination import (
     ENABLED,
@@ -81,8 +78,9 @@ from retinue.config.coordination import (
     MEMBERS_EXAMPLE,
     NEW_MEMBERS,
     NO_EFFECT,
+    ORCHESTRATOR,
+    TEAM_KEYS,
     CoordinationSettings,
-    MemberSettings,
     OrchestratorSettings,
     check_orchestrator,
 )
@@ -90,8 +88,8 @@ from retinue.config.files import read_text
 from retinue.config.located import Node
 from retinue.config.location import SourceLocation
 from retinue.config.models import PROVIDERS
-from retinue.config.remote_agents import AGENTS, NEW_AGENTS, RemoteAgent
-from retinue.config.sandbox import CONTEXT_PATHS, NETWORK, OPEN_NETWORK, PATHS, ResourceLimitsSettings
+from retinue.config.remote_agents import AGENTS, NEW_AGENTS
+from retinue.config.sandbox import CONTEXT_PATHS, NETWORK, OPEN_NETWORK, PATHS, RESOURCE_LIMITS
 from retinue.config.schema import (
     ABOVE_DEFAULT,
     ANY_COMMAND,
@@ -106,18 +104,19 @@ from retinue.config.schema import (
     TEXTS,
     WHOLE,
     WORD,
+    Given,
     Kind,
     Loosening,
+    Restricted,
+    Section,
     Setting,
     TrustRule,
     choice,
     limit,
     list_of,
+    list_settings,
+    make_named_schema,
     nullable,
-    read_section,
-    restrict_section,
-    section,
-    section_schema,
     setting,
     text_for,
     trust_for,
@@ -133,195 +132,143 @@ from retinue.core.limits import (
     SPAWNED_SECONDS,
     WORKSPACE_MIB,
     Limits,
+    ResourceLimits,
     parse_amount,
 )
 from retinue.core.profiles import (
     NAME_PATTERN,
     RUNTIMES,
     WORKSPACES,
-    RuntimeName,
-    WorkspaceName,
+    Profile,
     check_name,
     explain_useless_fallback,
 )
-from retinue.core.rules import MODES, RULE_PATTERN, Mode, Rule, Rules, parse_rule
+from retinue.core.rules import MODES, RULE_PATTERN, Rules, parse_rule
 from retinue.core.servers import McpServer, server_of
+from retinue.core.teams import Member
 
 _RULES = list_of(text_for(parse_rule, RULE_PATTERN), what="a list of rules")
 _COST = Kind(lambda node: parse_amount(node.number(minimum=0)), NUMBER.schema)
 _SERVER_EXAMPLE = '{files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}}'
 
 
-def make_limits(get: Callable[[str], Any]) -> Limits:
-    """Return the limits from `get`, which returns the value of a key: UNSET if the key is not set, None for no
-    limit."""
-    return Limits(**{limit: get(key.name) for limit, key in LIMIT_KEYS.items()})
+APPROVALS = Section(
+    "Rules for what asks: deny wins, then ask, then allow, then the mode",
+    Rules,
+    {
+        "mode": Setting(
+            choice(MODES),
+            "ask: before a tool changes something; strict: before every tool of the primary; sandboxed: as ask, but "
+            "not for edits, commands and programs in a sandboxed workspace of its own; yes: never",
+            default="ask",
+            trust=trust_for(*(mode for mode in MODES if mode not in ("ask", "strict"))),
+        ),
+        "allow": Setting(
+            _RULES, "calls that run without asking", example="[shell(git status*), edit(docs/**)]", trust=ANY_VALUE
+        ),
+        "ask": Setting(_RULES, "calls that ask in every mode", example="[read(.env*)]"),
+        "deny": Setting(_RULES, "calls that never run", example="[shell(git push*)]"),
+    },
+)
+PROFILE_LIMITS = Section(
+    "Limits of each run of this profile",
+    Limits,
+    {
+        "turns": limit(WHOLE, "turns of the run; null is unlimited", default=DEFAULT_TURNS, example="30"),
+        "seconds": limit(NUMBER, "how long it may take; null is unlimited", default=SPAWNED_SECONDS, example="900"),
+        "depth": limit(WHOLE, "levels of subagents below it", default=DEFAULT_DEPTH, example="0", null="refused"),
+        "tokens": limit(WHOLE, "what it and all below it may spend; null is unlimited", example="200000"),
+        "cost": limit(_COST, "the same in US dollars; needs models whose price is known", example="0.50"),
+        "stall": limit(
+            NUMBER,
+            "seconds without an event in it and below it before it counts as stalled; null: no limit",
+            example="120",
+        ),
+    },
+    hints={"concurrent": "is a limit of the whole tree: 'max_concurrent' at the top of the file"},
+)
 
 
-def _describe_limit(name: str, more: str = "null: no limit") -> str:
-    return f"{LIMIT_KEYS[name].help}; {more}"
-
-
-@dataclass(frozen=True)
-class ApprovalSettings:
-    """Rules for what asks: deny wins, then ask, then allow, then the mode."""
-
-    mode: Mode | None = setting(
-        choice(MODES),
-        "ask: before a tool changes something; strict: before every tool of the primary; sandboxed: as ask, but not "
-        "for edits, commands and programs in a sandboxed workspace of its own; yes: never",
-        default="ask",
-        unset=None,
-        trust=trust_for(*(mode for mode in MODES if mode not in ("ask", "strict"))),
-    )
-    allow: tuple[Rule, ...] = setting(
-        _RULES,
-        "calls that run without asking",
-        default=(),
-        example="[shell(git status*), edit(docs/**)]",
-        trust=ANY_VALUE,
-    )
-    ask: tuple[Rule, ...] = setting(_RULES, "calls that ask in every mode", default=(), example="[read(.env*)]")
-    deny: tuple[Rule, ...] = setting(_RULES, "calls that never run", default=(), example="[shell(git push*)]")
-
-    def to_rules(self) -> Rules:
-        return Rules(self.mode, self.allow, self.ask, self.deny)
-
-
-@dataclass(frozen=True)
-class LimitSettings:
-    """Limits of each run of this profile."""
-
-    hints: ClassVar[Mapping[str, str]] = {
-        "concurrent": "is a limit of the whole tree: 'max_concurrent' at the top of the file"
-    }
-    turns: int | UnsetType | None = limit(
-        WHOLE, "turns of the run; null is unlimited", default=DEFAULT_TURNS, example="30"
-    )
-    seconds: float | UnsetType | None = limit(
-        NUMBER, "how long it may take; null is unlimited", default=SPAWNED_SECONDS, example="900"
-    )
-    depth: int | UnsetType = limit(
-        WHOLE, "levels of subagents below it", default=DEFAULT_DEPTH, example="0", null="refused"
-    )
-    tokens: int | UnsetType | None = limit(
-        WHOLE, "what it and all below it may spend; null is unlimited", example="200000"
-    )
-    cost: Decimal | UnsetType | None = limit(
-        _COST, "the same in US dollars; needs models whose price is known", example="0.50"
-    )
-    stall: float | UnsetType | None = limit(
-        NUMBER, "seconds without an event in it and below it before it counts as stalled; null: no limit", example="120"
-    )
-
-    def to_limits(self) -> Limits:
-        return Limits(**vars(self))
-
-
-def _drop_server_tools(tools: tuple[str, ...], _: Setting) -> tuple[tuple[str, ...], list[Loosening]]:
+def _drop_server_tools(tools: tuple[str, ...], _: Setting) -> Restricted:
     """Remove the tools of MCP servers: without trust there are no servers."""
     return tuple(tool for tool in tools if not server_of(tool)), []
 
 
-@dataclass(frozen=True)
-class ProfileSettings:
-    """Rights and limits of one agent; its SUBAGENT.md, if it has one, says who it is.
-
-    `places` maps each given key to its place."""
-
-    name: str
-    place: SourceLocation
-    places: Mapping[str, SourceLocation] = field(default_factory=dict)
-    description: str | None = setting(
-        WORD, "what it is for; defines a profile that has no SUBAGENT.md", example="Writes verse."
-    )
-    instructions: str | None = setting(TEXT, "its system prompt, if it has no SUBAGENT.md", example="You write verse.")
-    skills: tuple[str, ...] | None = setting(
-        TEXTS, "the skills it knows of, if it has no SUBAGENT.md", example="[report-writing]"
-    )
-    model: str | None = setting(WORD, "the model it runs on, instead of the one above", example=PROVIDERS[1].default)
-    tools: tuple[str, ...] | None = setting(
-        TOOL_NAMES,
-        "its tools; its parent must have them too",
-        example="[read, glob, grep]",
-        trust=TrustRule("", _drop_server_tools),
-    )
-    limits: LimitSettings = section(LimitSettings, "its limits", example="{turns: 30, seconds: 900}")
-    runtime: RuntimeName | None = setting(
-        choice(RUNTIMES), "where its tools run", example="inherited", trust=trust_for("inherited")
-    )
-    workspace: WorkspaceName | None = setting(choice(WORKSPACES), "the kind of its workspace", example="scratch")
-    leaf: bool | None = setting(
-        FLAG, "true: it may not have subagents of its own", default=False, unset=None, example="true"
-    )
-    network: tuple[str, ...] | str | None = setting(
-        NETWORK, "the part of the network above that it may reach: hosts, none or full", example="[docs.python.org]"
-    )
-    approvals: ApprovalSettings | None = setting(
-        Kind(lambda node: read_section(ApprovalSettings, node), section_schema(ApprovalSettings)),
-        "additional rules; they can only be stricter",
-        example="{deny: [shell]}",
-    )
-    subagent_agents: tuple[MemberSettings, ...] = setting(
-        MEMBERS,
-        "the members of each subagent it spawns, where `subagent_orchestrator` is enabled",
-        default=(),
-        example=MEMBERS_EXAMPLE,
-        trust=NEW_MEMBERS,
-    )
-
-
-def _read_profiles(node: Node) -> dict[str, ProfileSettings]:
-    """Read the profiles. The keys are their names in lower case."""
-    return {name.casefold(): _read_profile(name, entry) for name, entry in node.named_entries(check_name).items()}
-
-
-def _read_profile(name: str, node: Node) -> ProfileSettings:
-    if node.value is None:
-        return ProfileSettings(name, node.place)
-    places = {key: entry.place for key, entry in node.entries().items()}
-    return read_section(ProfileSettings, node, name=name, place=node.place, places=places)
-
-
-def _restrict_profiles(
-    profiles: Mapping[str, ProfileSettings], _: Setting
-) -> tuple[Mapping[str, ProfileSettings], list[Loosening]]:
-    """Apply the trust rules of each profile's keys."""
-    narrow, loosened = {}, []
-    for key, profile in profiles.items():
-        narrow[key], found = restrict_section(profile)
-        loosened += [loosening.with_prefix(profile.name) for loosening in found]
-    return narrow, loosened
-
-
-_PROFILES = Kind(
-    _read_profiles,
+# The keys are fields of `Profile`.
+PROFILE = Section(
+    "Rights and limits of one agent; its SUBAGENT.md, if it has one, says who it is",
+    dict,
     {
-        "type": "object",
-        "propertyNames": {"pattern": NAME_PATTERN},
-        "additionalProperties": nullable(section_schema(ProfileSettings)),
+        "description": Setting(
+            WORD, "what it is for; defines a profile that has no SUBAGENT.md", example="Writes verse."
+        ),
+        "instructions": Setting(TEXT, "its system prompt, if it has no SUBAGENT.md", example="You write verse."),
+        "skills": Setting(TEXTS, "the skills it knows of, if it has no SUBAGENT.md", example="[report-writing]"),
+        "model": Setting(WORD, "the model it runs on, instead of the one above", example=PROVIDERS[1].default),
+        "tools": Setting(
+            TOOL_NAMES,
+            "its tools; its parent must have them too",
+            example="[read, glob, grep]",
+            trust=TrustRule("", _drop_server_tools),
+        ),
+        "limits": Setting(PROFILE_LIMITS.kind, "its limits", example="{turns: 30, seconds: 900}"),
+        "runtime": Setting(choice(RUNTIMES), "where its tools run", example="inherited", trust=trust_for("inherited")),
+        "workspace": Setting(choice(WORKSPACES), "the kind of its workspace", example="scratch"),
+        "leaf": Setting(FLAG, "true: it may not have subagents of its own", default=False, example="true"),
+        "network": Setting(
+            NETWORK, "the part of the network above that it may reach: hosts, none or full", example="[docs.python.org]"
+        ),
+        "approvals": Setting(
+            APPROVALS.value_kind,
+            "additional rules; they can only be stricter",
+            example="{deny: [shell]}",
+        ),
+        "subagent_agents": Setting(
+            MEMBERS,
+            "the members of each subagent it spawns, where `subagent_orchestrator` is enabled",
+            default=(),
+            example=MEMBERS_EXAMPLE,
+            trust=NEW_MEMBERS,
+        ),
     },
 )
 
 
+def _read_profiles(node: Node) -> dict[str, Given]:
+    """Read the given keys of each profile, by its name."""
+    entries = node.named_entries(check_name)
+    return {name: {} if entry.value is None else PROFILE.read(entry) for name, entry in entries.items()}
+
+
+def _restrict_profiles(profiles: Mapping[str, Given], _: Setting) -> Restricted:
+    """Apply the trust rules of each profile's keys."""
+    narrow = {name: PROFILE.restrict(given) for name, given in profiles.items()}
+    loosened = [each.with_prefix(name) for name, (_, found) in narrow.items() for each in found]
+    return {name: given for name, (given, _) in narrow.items()}, loosened
+
+
+_PROFILES = Kind(_read_profiles, make_named_schema(NAME_PATTERN, nullable(PROFILE.make_schema())))
+
+
 @dataclass(frozen=True)
 class Settings:
-    """retinue.yaml: models, rights and limits of the agents in this project."""
+    """The settings in force. `limits` are those of the primary and its tree; one that the file does not set is UNSET.
+    `profiles` are the given keys of each profile by name. `given` are the keys of the file, from which the other fields
+    were made, and `document` has their places."""
 
-    hints: ClassVar[Mapping[str, str]] = {
-        "agents": "there is exactly one parent agent: give its model as 'model' at the top of the file, its child team "
-        "as 'subagent_agents' next to it, and members for all as 'agents' in 'subagent_orchestrator'"
-    }
     model: str | None = setting(WORD, "PROVIDER:NAME or scripted:FILE", example=PROVIDERS[0].default)
-    subagent_agents: tuple[MemberSettings, ...] = setting(
+    subagent_agents: tuple[Member, ...] = setting(
         MEMBERS,
         "the members of each subagent that the primary spawns, where `subagent_orchestrator` is enabled",
         default=(),
         example=MEMBERS_EXAMPLE,
         trust=NEW_MEMBERS,
     )
-    approvals: ApprovalSettings = section(
-        ApprovalSettings, "which calls ask you before they run; deny wins, then ask, then allow"
+    approvals: Rules = setting(
+        APPROVALS.kind,
+        "which calls ask you before they run; deny wins, then ask, then allow",
+        default=Rules(),
+        example="",
     )
     approval_timeout: float | None = setting(
         NUMBER, "seconds after which a question without an answer is denied; null: never", example="600"
@@ -333,17 +280,6 @@ class Settings:
         example="[notify-send, Retinue, A question waits]",
         trust=ANY_COMMAND,
     )
-    max_depth: int | UnsetType = limit(
-        WHOLE, _describe_limit("depth", "0: none"), default=LIMIT_KEYS["depth"].default, null="refused"
-    )
-    max_concurrent: int | UnsetType | None = limit(
-        WHOLE, _describe_limit("concurrent"), default=LIMIT_KEYS["concurrent"].default
-    )
-    max_turns: int | UnsetType | None = limit(WHOLE, _describe_limit("turns"), default=LIMIT_KEYS["turns"].default)
-    timeout: float | UnsetType | None = limit(NUMBER, _describe_limit("seconds"), example="600")
-    stall: float | UnsetType | None = limit(NUMBER, _describe_limit("stall"), example="300")
-    max_tokens: int | UnsetType | None = limit(WHOLE, _describe_limit("tokens"), example="2000000")
-    max_cost: Decimal | UnsetType | None = limit(_COST, _describe_limit("cost"), example="5.00")
     network: tuple[str, ...] | str | None = setting(
         NETWORK,
         "hosts that agents and sandboxed commands may reach: a list, none or full",
@@ -351,13 +287,9 @@ class Settings:
         trust=OPEN_NETWORK,
     )
     mcp_servers: tuple[McpServer, ...] = setting(
-        SERVERS,
-        "MCP servers whose tools runs may use, by name",
-        default=(),
-        example=_SERVER_EXAMPLE,
-        trust=NEW_SERVERS,
+        SERVERS, "MCP servers whose tools runs may use, by name", default=(), example=_SERVER_EXAMPLE, trust=NEW_SERVERS
     )
-    a2a_agents: tuple[RemoteAgent, ...] = setting(
+    a2a_agents: tuple[Profile, ...] = setting(
         AGENTS,
         "A2A agents that your agents may delegate to, by name",
         default=(),
@@ -398,34 +330,63 @@ class Settings:
         example="[--cpus=2]",
         trust=ANY_VALUE,
     )
-    resource_limits: ResourceLimitsSettings = section(ResourceLimitsSettings, "resource limits of each sandboxed run")
+    resource_limits: ResourceLimits = setting(
+        RESOURCE_LIMITS.kind, "resource limits of each sandboxed run", default=ResourceLimits(), example=""
+    )
     telemetry: bool | None = setting(
         FLAG, "true: send spans and metrics to OTEL_EXPORTER_OTLP_ENDPOINT", example="true"
     )
     retention_days: float = setting(
         NUMBER, "days that `retinue gc` keeps trees", default=RETENTION_DAYS, trust=BELOW_DEFAULT
     )
-    orchestrator: OrchestratorSettings = section(OrchestratorSettings, "settings of subagents")
-    profiles: Mapping[str, ProfileSettings] = setting(
+    orchestrator: OrchestratorSettings = setting(
+        ORCHESTRATOR.kind, "settings of subagents", default=OrchestratorSettings(), example=""
+    )
+    profiles: Mapping[str, Given] = setting(
         _PROFILES,
         "tools, limits and rules of each agent; its SUBAGENT.md has its instructions",
         default={},
         trust=TrustRule("", _restrict_profiles),
     )
+    limits: Limits = field(default_factory=Limits)
     file: Path | None = None
+    given: Given = field(default_factory=dict, compare=False, repr=False)
+    document: Node = field(default=Node(SourceLocation("retinue.yaml"), None), compare=False, repr=False)
 
     @property
     def coordination(self) -> CoordinationSettings:
         return self.orchestrator.coordination
 
-    @property
-    def limits(self) -> Limits:
-        """The limits of the primary and its tree. A limit that the file does not set is UNSET."""
-        return make_limits(self.__getattribute__)
 
-    @property
-    def rules(self) -> Rules:
-        return self.approvals.to_rules()
+def _declare_limit(name: str, kind: Kind, more: str = "null: no limit", **given: Any) -> Setting:
+    """Declare a limit of the primary and its tree by the name of its field in `Limits`."""
+    key = LIMIT_KEYS[name]
+    return limit(kind, f"{key.help}; {more}", default=key.default, **given)
+
+
+def _make_settings(**given: Any) -> Settings:
+    limits = {name: given.pop(key.name) for name, key in LIMIT_KEYS.items() if key.name in given}
+    return Settings(limits=Limits(**limits), **given)
+
+
+SETTINGS = Section(
+    "retinue.yaml: models, rights and limits of the agents in this project",
+    _make_settings,
+    {
+        **list_settings(Settings),
+        "max_depth": _declare_limit("depth", WHOLE, "0: none", null="refused"),
+        "max_concurrent": _declare_limit("concurrent", WHOLE),
+        "max_turns": _declare_limit("turns", WHOLE),
+        "timeout": _declare_limit("seconds", NUMBER, example="600"),
+        "stall": _declare_limit("stall", NUMBER, example="300"),
+        "max_tokens": _declare_limit("tokens", WHOLE, example="2000000"),
+        "max_cost": _declare_limit("cost", _COST, example="5.00"),
+    },
+    hints={
+        "agents": "there is exactly one parent agent: give its model as 'model' at the top of the file, its child team "
+        "as 'subagent_agents' next to it, and members for all as 'agents' in 'subagent_orchestrator'"
+    },
+)
 
 
 def load_settings(path: Path | None) -> Settings:
@@ -437,21 +398,22 @@ def parse_settings(text: str, path: Path) -> Settings:
     """Read the settings from `text`, the content of the file `path`. An empty text sets nothing."""
     node = parse_yaml(text, str(path))
     if node.value is None:
-        return Settings(file=path)
+        return Settings(file=path, document=node)
     node.entries(what="'key: value' lines")
-    settings = read_section(Settings, node, file=path)
+    given = SETTINGS.read(node)
+    settings: Settings = SETTINGS.make(given, given=given, file=path, document=node)
     check_orchestrator(settings.orchestrator, node)
-    _check_members(settings, node)
-    _check_fallback(settings, node)
-    for profile in settings.profiles.values():
-        check_tool_servers(node.get("profiles", profile.name, "tools"), settings.mcp_servers)
+    _check_members(settings)
+    _check_fallback(settings)
+    for name in settings.profiles:
+        check_tool_servers(node.get("profiles", name, "tools"), settings.mcp_servers)
     return settings
 
 
 def restrict(settings: Settings) -> tuple[Settings, list[Loosening]]:
     """Return the settings that apply without the user's trust, and the loosenings they leave out."""
-    narrow: Settings
-    narrow, loosened = restrict_section(settings)
+    given, loosened = SETTINGS.restrict(settings.given)
+    narrow: Settings = SETTINGS.make(given, given=given, file=settings.file, document=settings.document)
     return narrow, list(dict.fromkeys(loosened))
 
 
@@ -463,29 +425,34 @@ def find_unsandboxed(settings: Settings) -> list[Loosening]:
 
 def settings_schema() -> dict[str, Any]:
     """Return the JSON schema of retinue.yaml, for editors and other programs."""
-    return {"$schema": DRAFT, **nullable(section_schema(Settings))}
+    return {"$schema": DRAFT, **nullable(SETTINGS.make_schema())}
 
 
-def _check_fallback(settings: Settings, root: Node) -> None:
+def _check_fallback(settings: Settings) -> None:
     """Check that the fallback can take effect, because some run has a stricter runtime."""
     fallback = settings.coordination.subagent_runtime_fallback_mode
-    node = root.get("orchestrator", "coordination", "subagent_runtime_fallback_mode")
-    if fallback is None or node is None:
+    if fallback is None:
         return
-    own = [profile.runtime for profile in settings.profiles.values() if profile.runtime is not None]
+    own = [given["runtime"] for given in settings.profiles.values() if "runtime" in given]
     why = explain_useless_fallback(fallback, [settings.coordination.subagent_runtime_mode or "isolated", *own])
     if why:
-        raise node.error(why)
+        raise settings.document.locate("orchestrator", "coordination", "subagent_runtime_fallback_mode").error(why)
 
 
-def _check_members(settings: Settings, root: Node) -> None:
+def _check_members(settings: Settings) -> None:
     """Check that the members of the primary and of profiles can take effect."""
-    found = [(settings.subagent_agents, root.get("subagent_agents"))]
-    for profile in settings.profiles.values():
-        node = root.get("profiles", profile.name, "subagent_agents")
-        if profile.subagent_agents and node is not None and profile.leaf:
+    teams = settings.coordination.subagent_orchestrator
+    for keys, members in list_members(settings):
+        node = settings.document.locate(*keys)
+        if keys[0] == "profiles" and members and settings.profiles[keys[1]].get("leaf"):
             raise node.error("has no effect with 'leaf: true', which lets it spawn no subagents: leave one of them out")
-        found.append((profile.subagent_agents, node))
-    for members, node in found:
-        if members and node is not None and not settings.coordination.subagent_orchestrator.enabled:
+        if members and not teams.enabled:
             raise node.error(NO_EFFECT.format(switch=ENABLED))
+
+
+def list_members(settings: Settings) -> Iterator[tuple[tuple[str, ...], tuple[Member, ...]]]:
+    """Yield the members of the shared pool, of the primary and of each profile, with the path of their key."""
+    yield (*TEAM_KEYS, "agents"), settings.coordination.subagent_orchestrator.agents
+    yield ("subagent_agents",), settings.subagent_agents
+    for name, given in settings.profiles.items():
+        yield ("profiles", name, "subagent_agents"), given.get("subagent_agents", ())

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from retinue.config.definitions import find_definitions
+from retinue.config.located import Node
 from retinue.config.location import show_text, suggest
-from retinue.config.ownership import read_definitions
 from retinue.config.yaml import parse_frontmatter
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import check_name
@@ -33,10 +34,8 @@ class Skill:
 
 def find_skills(project: Path | None) -> dict[str, Skill]:
     """Return all skills by name. A project's skill replaces a built-in one of the same name, ignoring case."""
-    found = _read_folder(BUILT_IN_FOLDER, None)
-    if project is not None:
-        found |= _read_folder(project / PROJECT_FOLDER, project)
-    return {found[key].name: found[key] for key in sorted(found)}
+    found = find_definitions(BUILT_IN_FOLDER, PROJECT_FOLDER, FILE_NAME, project=project, parse=_parse_skill)
+    return {skill.name: skill for skill in found}
 
 
 def render_skill_prompt(profile_skills: Sequence[str], skills: Mapping[str, Skill]) -> str:
@@ -58,15 +57,8 @@ def find_skill(name: str, skills: Mapping[str, Skill]) -> Skill:
     raise ConfigError(f"unknown skill '{show_text(name, 80)}'; available: {there}{suggest(name, skills)}")
 
 
-def _read_folder(folder: Path, project: Path | None) -> dict[str, Skill]:
-    found: dict[str, Skill] = {}
-    for path, text in read_definitions(folder, FILE_NAME, project):
-        keys, _ = parse_frontmatter(text, str(path))
-        name = keys.require("name")
-        skill = Skill(
-            name.parse(partial(check_name, what="skill name")), keys.require("description").word(), path.absolute()
-        )
-        other = found.setdefault(skill.name.casefold(), skill)
-        if other is not skill:
-            raise name.error(f"'{skill.name}' is also the name in {other.path}")
-    return found
+def _parse_skill(text: str, file: str, source: str) -> tuple[Node, Skill]:
+    keys, _ = parse_frontmatter(text, file)
+    name = keys.require("name")
+    checked = name.parse(partial(check_name, what="skill name"))
+    return name, Skill(checked, keys.require("description").word(), Path(file).absolute())

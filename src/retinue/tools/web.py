@@ -102,9 +102,6 @@ class WebFetch:
         self._dialer = dialer
 
     async def run(self, args: dict[str, Any], context: Context) -> Outcome:
-        unknown = [name for name in args if name != "url"]
-        if unknown:
-            raise ToolError(f"{TOOL}: unknown argument '{unknown[0][:80]}'")
         url = read_argument(Call("", TOOL, args), "url", str)
         page = await fetch_page(url, hosts=self._hosts, dialer=self._dialer)
         answered = f"{page.url} answered {page.status} {page.reason}".rstrip()

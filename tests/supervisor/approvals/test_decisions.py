@@ -55,7 +55,7 @@ def test_the_rules_on_the_page_load(tmp_path: Path) -> None:
     (tmp_path / "retinue.yaml").write_text("".join(snippets(ROOT / "docs/approvals.md", "yaml")))
     project = load_project(tmp_path, config=tmp_path / "retinue.yaml")
     assert project.settings.notify_command == ("notify-send", "Retinue", "A question waits")
-    assert project.settings.rules.mode == "ask" and len(project.settings.rules.allow) == 3
+    assert project.settings.approvals.mode == "ask" and len(project.settings.approvals.allow) == 3
     explorer = next(profile for profile in project.all_profiles if profile.name == "explorer")
     assert explorer.approvals is not None and [str(rule) for rule in explorer.approvals.deny] == [
         "shell",

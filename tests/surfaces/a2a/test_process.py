@@ -160,4 +160,4 @@ def test_the_settings_of_the_page_load(tmp_path: Path) -> None:
     file = tmp_path / "retinue.yaml"
     file.write_text(config)
     agents = load_project(tmp_path, config=file).settings.a2a_agents
-    assert [agent.profile.name for agent in agents] == ["argocd", "github"]
+    assert [agent.name for agent in agents] == ["argocd", "github"]

@@ -62,7 +62,7 @@ def test_what_it_finds_is_chosen_and_said_and_no_key_is_shown(empty: Project) ->
     assert files(below) == set()
     project = load_project(empty.folder)
     assert project.warnings == () == project.ignored  # what it wrote is trusted
-    assert [str(rule) for rule in project.settings.rules.allow] == ["shell(make test)"]
+    assert [str(rule) for rule in project.settings.approvals.allow] == ["shell(make test)"]
     reviewer = next(profile for profile in project.profiles if profile.name == "reviewer")
     assert (reviewer.tools, reviewer.workspace) == (("read", "glob", "grep", "shell"), None)
 
@@ -138,7 +138,7 @@ def test_at_a_terminal_it_asks(empty: Project) -> None:
     assert "model    openai:gpt-x (as you said)" in screen
     assert "`make test` (Makefile) asks first" in screen
     settings = load_project(empty.folder).settings
-    assert (settings.model, settings.rules.mode, settings.rules.allow) == ("openai:gpt-x", "ask", ())
+    assert (settings.model, settings.approvals.mode, settings.approvals.allow) == ("openai:gpt-x", "ask", ())
     assert files(empty.folder) >= {".agent/subagent_types/scout/SUBAGENT.md"}
 
 
@@ -170,7 +170,7 @@ def test_after_init_neither_spawning_nor_sandboxed_edits_ask(empty: Project, ans
 def test_without_a_terminal_and_without_yes_the_mode_is_ask(empty: Project) -> None:
     done = empty.retinue("init")
     assert "mode     ask (a question before each edit and command" in done.stdout
-    assert load_project(empty.folder).settings.rules.mode == "ask"
+    assert load_project(empty.folder).settings.approvals.mode == "ask"
 
 
 def test_who_ends_the_input_or_interrupts_has_written_nothing(empty: Project) -> None:

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from retinue.config.profiles import parse_definition
-from retinue.config.schema import list_settings
-from retinue.config.settings import ProfileSettings, Settings, parse_settings, settings_schema
+from retinue.config.schema import Section
+from retinue.config.settings import PROFILE, SETTINGS, parse_settings, settings_schema
 from retinue.config.yaml import parse_yaml
 from retinue.core.messages import ToolSpec
 from retinue.core.rules import Mode
@@ -54,7 +54,7 @@ def test_the_command_that_tests_a_project(tmp_path: Path, files: dict[str, str],
     assert found == tests
     for test in found:
         text = render_settings(ProjectPlan(model=None, profile="reviewer", tests=[test], allowed=True))
-        rules = parse_settings(text, Path("retinue.yaml")).rules
+        rules = parse_settings(text, Path("retinue.yaml")).approvals
         policy = RulePolicy(rules, mode="ask", project=str(tmp_path))
         verdicts = [
             policy.judge(SHELL, {"command": command}, primary=True, workspace=str(tmp_path)).what
@@ -82,22 +82,22 @@ def test_about_a_dozen_lines_are_written_and_load(
     assert all(len(line) <= 120 for line in text.splitlines())
     jsonschema.validate(parse_yaml(text, "retinue.yaml").to_plain(), settings_schema())
     settings = parse_settings(text, Path("retinue.yaml"))
-    assert (settings.model, settings.rules.mode) == (model, mode)
-    assert [str(rule) for rule in settings.rules.allow] == [f"shell({test})" for test in tests if allowed]
+    assert (settings.model, settings.approvals.mode) == (model, mode)
+    assert [str(rule) for rule in settings.approvals.allow] == [f"shell({test})" for test in tests if allowed]
 
 
 def test_every_example_of_a_setting_can_be_written() -> None:
-    def write_examples(section: type, margin: str) -> Iterator[str]:
-        for key in list_settings(section):
-            if key.kind.section is not None and not key.example:
-                yield f"{margin}{key.name}:"
+    def write_examples(section: Section, margin: str) -> Iterator[str]:
+        for name, key in section.settings.items():
+            if key.kind.section is not None and not key.shown_example:
+                yield f"{margin}{name}:"
                 yield from write_examples(key.kind.section, margin + "  ")
-            elif key.example:
-                yield f"{margin}{key.name}: {key.example}"
+            elif key.shown_example:
+                yield f"{margin}{name}: {key.shown_example}"
 
-    profile = [line for line in write_examples(ProfileSettings, "    ") if not line.strip().startswith("leaf:")]
+    profile = [line for line in write_examples(PROFILE, "    ") if not line.strip().startswith("leaf:")]
     leaf = ["  reader:", "    leaf: true"]  # one that spawns nothing can have no members for what it spawns
-    lines = [*write_examples(Settings, ""), "profiles:", "  poet:", *profile, *leaf]
+    lines = [*write_examples(SETTINGS, ""), "profiles:", "  poet:", *profile, *leaf]
     text = "\n".join(lines)
     assert parse_settings(text, Path("retinue.yaml")).model
     jsonschema.validate(parse_yaml(text, "retinue.yaml").to_plain(), settings_schema())
@@ -105,6 +105,6 @@ def test_every_example_of_a_setting_can_be_written() -> None:
 
 @pytest.mark.parametrize("tests", [(), ("make test", "pytest")])
 def test_the_agent_is_one(tests: tuple[str, ...]) -> None:
-    profile = parse_definition(render_subagent("scout-2", tests), file="SUBAGENT.md", source="x").profile
+    profile = parse_definition(render_subagent("scout-2", tests), "SUBAGENT.md", "x")[1].profile
     assert profile.name == "scout-2"
     assert all(f"`{test}`" in profile.instructions for test in tests)

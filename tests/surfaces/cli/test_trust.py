@@ -45,8 +45,8 @@ def test_without_a_yes_the_loose_part_is_ignored_and_said_in_one_line(clone: Pro
         "approvals.allow: shell(echo *), max_turns: 500; `retinue trust` shows and allows it"
     )
     settings = load_project(clone.folder).settings
-    assert (settings.rules.mode, settings.rules.allow, settings.limits.turns) == (None, (), 100)
-    assert [str(rule) for rule in settings.rules.deny] == ["shell(rm *)"]
+    assert (settings.approvals.mode, settings.approvals.allow, settings.limits.turns) == (None, (), 100)
+    assert [str(rule) for rule in settings.approvals.deny] == ["shell(rm *)"]
     assert settings.limits.cost == 1
     doctor = clone.doctor().stdout
     assert "warn  trust     retinue.yaml is not trusted; ignored: approvals.mode: yes," in doctor
@@ -68,9 +68,9 @@ def test_a_run_may_use_less_of_the_machine_and_more_after_the_yes(project: Proje
     (project.folder / "retinue.yaml").write_text(text)
     given = load_project(project.folder)
     assert [*map(str, given.ignored)] == ["resource_limits.memory_mib: 8192", "resource_limits.open_files: 8192"]
-    assert given.settings.resource_limits.to_resource_limits() == ResourceLimits(processes=64, file_bytes=10 * MIB)
+    assert given.settings.resource_limits == ResourceLimits(processes=64, file_bytes=10 * MIB)
     assert project.retinue("trust", "--yes").returncode == 0
-    trusted = load_project(project.folder).settings.resource_limits.to_resource_limits()
+    trusted = load_project(project.folder).settings.resource_limits
     assert trusted == ResourceLimits(memory=8192 * MIB, processes=64, open_files=8192, file_bytes=10 * MIB)
 
 
@@ -243,7 +243,7 @@ def test_what_counts_as_loose() -> None:
         "profiles.poet.runtime: inherited",
     ]
     narrow = narrowed(sandboxes)
-    assert (narrow.expose_paths, narrow.profiles["poet"].runtime) == ((), None)
+    assert (narrow.expose_paths, narrow.profiles["poet"]) == ((), {})
     assert narrow.coordination == Settings().coordination
     assert not loose("orchestrator: {coordination: {subagent_runtime_mode: isolated}}")
     image = "container_image: evil\ncontainer_flags: [--privileged]\n"

@@ -19,5 +19,5 @@ async def test_the_program_of_the_page_gives_what_the_page_says() -> None:
 def test_the_rules_of_the_page_load(tmp_path: Path) -> None:
     [config] = snippets(PAGE, "yaml")
     (tmp_path / "retinue.yaml").write_text(config)
-    rules = load_project(tmp_path, config=tmp_path / "retinue.yaml").settings.rules
+    rules = load_project(tmp_path, config=tmp_path / "retinue.yaml").settings.approvals
     assert [str(rule) for rule in rules.allow] == ["execute_python_code", "mcp__weather__*"]

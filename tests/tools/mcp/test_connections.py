@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 from pathlib import Path
 from typing import Any
@@ -155,12 +156,27 @@ async def test_an_address_that_goes_away_and_comes_back(monkeypatch: pytest.Monk
                 assert await said() == "here"
 
 
+JSON = "200 OK\r\nContent-Type: application/json"
+MANY_VALUES = b"[" + b"0," * 1_000_000 + b"0]"
+
+
 @pytest.mark.parametrize(
     ("head", "body", "why"),
     [
         ("401 Unauthorized", b"", "it answered HTTP 401; set its credentials in mcp_servers.it.headers"),
         ("200 OK\r\nContent-Type: text/html", b"<p>\x1b[31mhello", "Unexpected content type: text/html"),
-        ("200 OK\r\nContent-Type: application/json", b"[1,2", "Failed to parse JSON response: "),
+        (JSON, b"[1,2", "Failed to parse JSON response: "),
+        (f"{JSON}", MANY_VALUES, "Failed to parse JSON response: it sent a message with more than 1,000,000 values"),
+        (
+            f"{JSON}\r\nContent-Encoding: gzip",
+            gzip.compress(MANY_VALUES),
+            "Failed to parse JSON response: it compressed its answer, which was not asked for",
+        ),
+        (
+            "200 OK\r\nContent-Type: text/event-stream",
+            b"data: " + MANY_VALUES + b"\n\n",
+            "SSE stream ended without a response",
+        ),
         ("307 Away\r\nLocation: http://example.com/", b"", "Redirect to http://example.com/ not followed"),
         ("500 No", b"", "Server returned an error response"),
     ],

@@ -15,6 +15,7 @@ import retinue
 from retinue import ConfigError, Profile
 from retinue.core.events import Warned
 from retinue.core.limits import INLINE_BYTES
+from retinue.tools.mcp.server_messages import MAX_PARTS, TOO_MANY_PARTS, explain_excess
 from tests.supervisor.tree.kit import bodies
 from tests.tools.mcp.kit import call, http_server, main, offered, program, quick_program, results, run, turns
 
@@ -162,7 +163,45 @@ async def test_tools_that_cannot_be_read_are_left_out_and_the_others_work(revisi
 async def test_a_list_of_tools_that_is_no_list_is_an_error_of_the_server(tmp_path: Path) -> None:
     _, events = await run({"lame": program("bad", "unlisted", str(tmp_path))}, turns())
     assert offered(events) == {}
-    assert "the MCP server 'lame' is not available" in bodies(events, Warned)[0].text
+    [warned] = bodies(events, Warned)
+    assert "the MCP server 'lame' is not available: its 'tools' is not what MCP requires; it is being" in warned.text
+
+
+async def test_a_message_with_too_many_values_is_not_parsed(tmp_path: Path) -> None:
+    """Parsing costs up to a hundred times the bytes of the message."""
+    _, events = await run({"lame": program("bad", "bomb", str(tmp_path))}, turns())
+    assert offered(events) == {}
+    [warned] = bodies(events, Warned)
+    assert "not available: it sent a message with more than 1,000,000 values" in warned.text
+
+
+def test_a_long_text_in_a_message_is_not_many_values() -> None:
+    message = json.dumps({"text": ',"[{\\' * 500_000}).encode()
+    assert len(message) > MAX_PARTS and explain_excess(message) == ""
+    assert explain_excess(message + b"," * MAX_PARTS) == TOO_MANY_PARTS
+
+
+async def test_a_page_of_many_wrong_tools_costs_little(tmp_path: Path) -> None:
+    """Neither more tools than are used nor the many errors of one tool are looked through."""
+    said: list[str] = []
+    async with retinue.open(mode="yes", mcp_servers={"lame": program("bad", "crowd", str(tmp_path))}) as r:
+        await r.control.prepare(None, said.append)
+        servers: Any = r.control.servers
+        assert set(servers.connections["lame"].tools) == {"mcp__lame__one", "mcp__lame__again"}
+    about = "warning: the MCP server 'lame': its "
+    large = f"{about}tool 'large' is left out: its schema is larger than 128 KiB"
+    many = f"{about}tool 'many' is left out: it is not what MCP requires"
+    again = f"{about}tool 'again' is left out: another one has the same name"
+    assert said == [large, many, *[again] * 508, f"{about}other tools are left out: 512 are enough"]
+
+
+async def test_a_result_of_very_many_parts_is_cut(tmp_path: Path) -> None:
+    _, events = await run({"odd": program("bad", "flood", str(tmp_path))}, turns(call("mcp__odd__one")))
+    [flood] = results(events)
+    assert flood.success and flood.text.startswith(
+        "x\n[content of the type 'int' was left out: it cannot be read here]"
+    )
+    assert flood.text.endswith("\n[2001 more parts were left out: 1000 are enough]")
 
 
 async def test_over_http_with_a_key_that_stands_in_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from retinue.build.remote_agents import inspect_agent
 from retinue.build.sandboxes import build_sandbox_image, plant_escape_attempts, probe_runtime, run_as_ordinary_user
 from retinue.build.servers import inspect_servers
 from retinue.build.supervisor import open_control
-from retinue.config.coordination import to_members
 from retinue.config.files import exists
 from retinue.config.models import PROVIDERS, Provider, find_default_model, find_install_command
 from retinue.config.project import SETTINGS_FILE, Project, find_project_folder
@@ -325,7 +324,7 @@ def check_agents(checked: CheckedProject) -> Iterator[Check]:
     """Fetch the card of each A2A agent that the project names."""
     agents = () if checked.project is None else checked.project.settings.a2a_agents
     for agent in agents:
-        name, remote = agent.profile.name, agent.profile.a2a
+        name, remote = agent.name, agent.a2a
         assert remote is not None
         try:
             report = asyncio.run(inspect_agent(remote))
@@ -445,7 +444,7 @@ def _list_members(project: Project) -> Iterator[Member]:
     """Yield the members of all teams."""
     teams = project.settings.coordination.subagent_orchestrator
     if teams.enabled:
-        yield from to_members((*teams.agents, *project.settings.subagent_agents))
+        yield from (*teams.agents, *project.settings.subagent_agents)
         yield from (member for profile in project.profiles for member in profile.subagent_agents)
 
 

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 from retinue.core.errors import ConfigError
 from retinue.core.limits import SPAWNED_SECONDS
 from retinue.surfaces.cli.main import add_actions
-from retinue.surfaces.cli.options import add_context_option, add_options, parse_context_paths, parse_port, parse_seconds
+from retinue.surfaces.cli.options import (
+    add_context_option,
+    add_options,
+    parse_context_paths,
+    parse_limits,
+    parse_port,
+    parse_seconds,
+)
 from retinue.surfaces.printer import safe
 
 if TYPE_CHECKING:
@@ -267,13 +274,12 @@ def _make_host(args: argparse.Namespace) -> Host:
     import msgspec
 
     from retinue.build.parts import MAIN, add_profiles, find_profile
-    from retinue.config.settings import make_limits
     from retinue.core.limits import Limits
     from retinue.surfaces.cli import output
     from retinue.surfaces.cli.startup import check_sandbox, prepare, require_model
     from retinue.surfaces.mcp.host import Host
 
-    limits = make_limits(vars(args).__getitem__)
+    limits = parse_limits(args)
     own = Limits(seconds=limits.seconds, stall=limits.stall)  # for each subagent: the run of the client has no deadline
     limits = msgspec.structs.replace(limits, seconds=msgspec.UNSET, stall=msgspec.UNSET)
     start = prepare(args, folder=args.project, limits=limits, interactive=False)

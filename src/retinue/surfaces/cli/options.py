@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import UNSET
 
 from retinue.core.errors import ConfigError
-from retinue.core.limits import LIMIT_KEYS
+from retinue.core.limits import LIMIT_KEYS, Limits
 from retinue.core.profiles import RUNTIMES, WORKSPACES
 
 AGES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
@@ -161,6 +161,11 @@ def parse_model(args: argparse.Namespace) -> str | None:
     if model is None or not model.startswith("scripted:") or model == "scripted:":
         return model
     return f"scripted:{Path.cwd() / Path(model.removeprefix('scripted:')).expanduser()}"
+
+
+def parse_limits(args: argparse.Namespace) -> Limits:
+    """Return the limits in the options. An option that is not given leaves its limit UNSET."""
+    return Limits(**{name: getattr(args, key.name) for name, key in LIMIT_KEYS.items()})
 
 
 def parse_whole(text: str) -> int:

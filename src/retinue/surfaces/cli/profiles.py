@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from retinue.config.coordination import to_members
 from retinue.config.models import find_default_model
 from retinue.config.project import Project, load_project
 from retinue.core.profiles import Profile
@@ -97,8 +96,8 @@ def _to_json(profile: Profile, *, active: bool) -> dict[str, Any]:
 
 def _print_teams(project: Project, profiles: Sequence[Profile], *, as_json: bool) -> int:
     """Print the members that subagents of these profiles get."""
-    teams = project.settings.coordination.subagent_orchestrator.to_settings()
-    local = to_members(project.settings.subagent_agents)
+    teams = project.settings.coordination.subagent_orchestrator
+    local = project.settings.subagent_agents
     primary = project.settings.model or find_default_model(os.environ)
     rows = [
         _Row(profile, spawner, _resolve(teams, profile, local, primary, spawner=spawner), teams)

@@ -56,7 +56,7 @@ def execute_run(args: argparse.Namespace) -> int:
     text = read_task(args.task)
     start, profile = prepare_primary(args, interactive=args.task != "-")
     if args.rounds is not None:
-        rounds = msgspec.structs.replace(start.project.settings.orchestrator.describe_rounds(), answers=args.rounds)
+        rounds = msgspec.structs.replace(start.project.settings.coordination.make_rounds(), answers=args.rounds)
         start = replace(start, parts=enable_rounds(start.parts, rounds))
     chosen = args.runtime or start.project.settings.coordination.subagent_runtime_mode
     if start.parts.runtime == "delegated" and not chosen:

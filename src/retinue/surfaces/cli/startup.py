@@ -24,12 +24,11 @@ from retinue.config.files import exists, read_text
 from retinue.config.location import suggest
 from retinue.config.models import explain_missing_model
 from retinue.config.project import SETTINGS_FILE, Project, find_project, load_project
-from retinue.config.settings import make_limits
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, RuntimeName
 from retinue.surfaces.cli import output, prompts
-from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, parse_context_paths, parse_model
+from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, parse_context_paths, parse_limits, parse_model
 from retinue.surfaces.cli.start_line import clear_start_line
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.header import Header
@@ -84,7 +83,7 @@ def prepare(
         raise ConfigError(f"--project: there is no folder {folder}")
     detached = getattr(args, "detach", False)
     wait = args.wait_approvals
-    model, limits = parse_model(args), make_limits(vars(args).__getitem__) if limits is None else limits
+    model, limits = parse_model(args), parse_limits(args) if limits is None else limits
     parts, project = load_project_parts(
         folder or Path.cwd(),
         config=args.config,

@@ -21,8 +21,6 @@ import httpx2
 import mcp_types as types
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import methods
-from pydantic import TypeAdapter, ValidationError
 
 from retinue.concurrency import TaskOwner
 from retinue.core import secrets
@@ -32,14 +30,14 @@ from retinue.core.servers import McpServer, fill_variables, list_variables
 from retinue.processes.group import wait_until
 from retinue.tools.command_process import PASSED_VARIABLES
 from retinue.tools.mcp.calls import CallsInFlight, ServerCall
+from retinue.tools.mcp.server_messages import MAX_MESSAGE_BYTES, BoundedBody, LenientReader
 from retinue.tools.mcp.server_output import ServerOutput
-from retinue.tools.mcp.server_program import EXIT_SECONDS, MAX_LINE_BYTES, ServerProgram, StartFailed
+from retinue.tools.mcp.server_program import EXIT_SECONDS, ServerProgram, StartFailed
 from retinue.tools.mcp.server_text import describe_server_error, to_line
-from retinue.tools.mcp.tool_listing import MAX_TOOLS, UNREADABLE, ListedTool, make_listed_tools
+from retinue.tools.mcp.tool_listing import MAX_TOOLS, ListedTool, make_listed_tools
 
 if TYPE_CHECKING:
-    from mcp.client._transport import ReadStream, TransportStreams
-    from mcp.shared.message import SessionMessage
+    from mcp.client._transport import TransportStreams
 
 MAX_FAILURES = 5
 BACK_OFF = 0.5
@@ -50,7 +48,6 @@ MAX_PAGES = 100
 HTTP_SECONDS = 30.0
 REFUSALS = (401, 403, 407)
 State = Literal["idle", "starting", "up", "down", "given up", "closed"]
-_BLOCK: TypeAdapter[types.ContentBlock] = TypeAdapter(types.ContentBlock)
 _SECRET_HEADERS = ("authorization", "key", "token", "secret", "cookie")
 for _name in ("mcp", "client", "httpx2", "httpcore2"):  # their warnings quote servers: keep them off stderr
     logging.getLogger(_name).addHandler(logging.NullHandler())
@@ -320,7 +317,7 @@ class Connection:
 
     @asynccontextmanager
     async def _open_http(self) -> AsyncIterator[TransportStreams]:
-        headers = {}
+        headers = {"Accept-Encoding": "identity"}
         for name, value in self.server.headers.items():
             headers[name] = fill_variables(value, os.environ)
             if any(word in name.lower() for word in _SECRET_HEADERS):
@@ -328,15 +325,16 @@ class Connection:
                 for variable in list_variables(value):
                     secrets.hide_secret(os.environ[variable])
 
-        async def check_status(response: httpx2.Response) -> None:
+        async def handle_response(response: httpx2.Response) -> None:
             if response.status_code in REFUSALS:
                 key = f"mcp_servers.{self.server.name}.headers"
                 self._refused = f"it answered HTTP {response.status_code}; set its credentials in {key}"
+            response.stream = BoundedBody(response)
 
         timeout = httpx2.Timeout(HTTP_SECONDS, read=None)  # each call has its own timeout
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [check_status]}) as http,
-            streamable_http_client(self.server.url, http_client=http, max_sse_event_size=MAX_LINE_BYTES) as streams,
+            httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [handle_response]}) as http,
+            streamable_http_client(self.server.url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES) as streams,
         ):
             yield streams
 
@@ -348,77 +346,6 @@ async def _read_leniently(
 ) -> AsyncIterator[TransportStreams]:
     async with transport as (reading, writing):
         yield LenientReader(reading, get_revision), writing
-
-
-class LenientReader:
-    """A stream of a server's messages. Replaces a content block or a tool that the SDK cannot read by one that says so,
-    since it would fail the whole result or the whole list of tools."""
-
-    def __init__(self, inner: ReadStream[SessionMessage | Exception], get_revision: Callable[[], str]) -> None:
-        self._inner = inner
-        self._get_revision = get_revision
-
-    @property
-    def last_context(self) -> Any:
-        return getattr(self._inner, "last_context", None)
-
-    async def receive(self) -> SessionMessage | Exception:
-        return self._repair(await self._inner.receive())
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    def __aiter__(self) -> LenientReader:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        return self._repair(await self._inner.__anext__())
-
-    async def __aenter__(self) -> LenientReader:
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> bool | None:
-        return await self._inner.__aexit__(*error)
-
-    def _repair(self, item: SessionMessage | Exception) -> SessionMessage | Exception:
-        message = getattr(item, "message", None)
-        if isinstance(message, types.JSONRPCResponse):
-            if isinstance(content := message.result.get("content"), list):
-                _replace_unknown_blocks(content)
-            if isinstance(tools := message.result.get("tools"), list):
-                _replace_unreadable_tools(tools, message.result, self._get_revision())
-        return item
-
-
-def _replace_unknown_blocks(content: list[Any]) -> None:
-    for index, block in enumerate(content):
-        try:
-            _BLOCK.validate_python(block)
-        except (ValueError, RecursionError):
-            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-            text = f"[content of the type '{to_line(str(kind), 80)}' was left out: it cannot be read here]"
-            content[index] = {"type": "text", "text": text}
-
-
-def _replace_unreadable_tools(tools: list[Any], page: dict[str, Any], revision: str) -> None:
-    """Replace the tools of a page that the SDK would refuse. `make_listed_tools` leaves the replacements out."""
-    try:
-        methods.validate_server_result("tools/list", revision, page)
-    except ValidationError as error:
-        for problem in reversed(error.errors(include_url=False, include_context=False, include_input=False)):
-            match problem["loc"]:
-                case ("tools", int(index), *path):
-                    name = tools[index].get("name") if isinstance(tools[index], dict) else None
-                    field = ".".join(str(part) for part in path[:2])
-                    why = "is missing" if problem["type"] == "missing" else "is not what MCP requires"
-                    tools[index] = {
-                        "name": name if isinstance(name, str) else f"number {index + 1}",
-                        "inputSchema": {"type": "object"},
-                        "_meta": {UNREADABLE: f"its '{field}' {why}" if field else "it is not an object"},
-                    }
-    except (ValueError, RecursionError):
-        pass  # not a list of tools that we asked for, or the SDK says what is wrong with the page
 
 
 def _is_gone(error: MCPError) -> bool:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import mcp_types as types
+import msgspec
 from mcp.shared.message import SessionMessage
 
 from retinue.core.errors import RetinueError
 from retinue.processes.group import Guard, ProcessGroup, exit_code, start_group, wait_until
+from retinue.tools.mcp.server_messages import MAX_MESSAGE_BYTES, explain_excess
 from retinue.tools.mcp.server_output import ServerOutput
 from retinue.tools.mcp.server_text import describe_server_error, to_line
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 CHUNK = 64 * 1024
-MAX_LINE_BYTES = 64 * 1024 * 1024
 MAX_GARBAGE_BEFORE, MAX_GARBAGE = 5, 50
 # A surrogate pair, a lone surrogate (group 1), or any other escape.
 _ESCAPES = re.compile(
@@ -133,7 +134,7 @@ class ServerProgram:
         return readers[0], readers[1], asyncio.StreamWriter(writing, protocol, None, loop)
 
     async def _read_messages(self, group: ProcessGroup, stdout: asyncio.StreamReader, to_us: Any) -> None:
-        """Read lines of up to `MAX_LINE_BYTES`. A line that is not a message is noted and skipped."""
+        """Read lines of up to `MAX_MESSAGE_BYTES`. A line that is not a message is noted and skipped."""
         buffer = bytearray()
         why = ""
         async with to_us:
@@ -144,8 +145,8 @@ class ServerProgram:
                     why = why or await self._handle_line(bytes(buffer), to_us)
                     buffer.clear()
                 buffer += rest
-                if len(buffer) > MAX_LINE_BYTES:
-                    why = f"it printed a line of more than {MAX_LINE_BYTES // 1024 // 1024} MiB"
+                if len(buffer) > MAX_MESSAGE_BYTES:
+                    why = f"it printed a line of more than {MAX_MESSAGE_BYTES // 1024 // 1024} MiB"
             self._over = True
             if not self._leaving:
                 self._on_over(why or await self._describe_end(group))
@@ -156,6 +157,8 @@ class ServerProgram:
         """Pass a message on. Return why the connection cannot continue, or "" if it can."""
         if not line.strip():
             return ""
+        if why := explain_excess(line):
+            return why
         message = _parse_message(line) or _parse_message(_replace_half_characters(line))
         if message is None:
             shown = to_line(line[:400].decode("utf-8", "replace"), 120)
@@ -196,7 +199,7 @@ class StartFailed(RetinueError):
 
 def _parse_message(line: bytes) -> types.JSONRPCMessage | None:
     try:
-        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+        return types.jsonrpc_message_adapter.validate_python(msgspec.json.decode(line), by_name=False)
     except (ValueError, RecursionError):
         return None
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from pydantic import ValidationError
+
 from retinue.core.secrets import scrub_text
 
+NOT_MCP = "is not what MCP requires"
+MAX_PROBLEMS = 100
 DESCRIPTION = 8 * 1024
 LINE = 300
 MAX_DEPTH = 40
@@ -47,4 +51,20 @@ def describe_server_error(error: BaseException) -> str:
     """Describe an error on one line. For an exception group, describe its first exception."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    if isinstance(error, ValidationError):
+        return describe_invalid_part(error) or f"its answer {NOT_MCP}"
     return to_line(str(error)) or type(error).__name__
+
+
+def describe_invalid_part(error: ValidationError, part: tuple[str | int, ...] = ()) -> str:
+    """Return the first problem below `part` of a server's answer; empty if the problems are elsewhere. A server can
+    cause any number of problems, so many are not looked through."""
+    if error.error_count() > MAX_PROBLEMS:
+        return f"it {NOT_MCP}"
+    for problem in error.errors(include_url=False, include_context=False, include_input=False):
+        path = problem["loc"]
+        if path[: len(part)] == part:
+            field = ".".join(str(each) for each in path[len(part) :][:2])
+            why = "is missing" if problem["type"] == "missing" else NOT_MCP
+            return f"its '{to_line(field)}' {why}" if field else "it is not an object"
+    return ""

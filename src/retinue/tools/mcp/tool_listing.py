@@ -27,7 +27,6 @@ RUN_ID = "runId"
 MAX_NAME = 64
 MAX_TOOLS = 512
 UNREADABLE = "retinue/unreadable"  # in `_meta`: why the SDK cannot read what the server sent for this tool
-SCHEMA_BYTES = 128 * 1024
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -109,7 +108,7 @@ def make_listed_tools(
             continue
         found[made.spec.name] = made
     if len(offered) > MAX_TOOLS:
-        left_out.append(f"{len(offered) - MAX_TOOLS} of its tools are left out: {MAX_TOOLS} are enough")
+        left_out.append(f"its other tools are left out: {MAX_TOOLS} are enough")
     left_out += [
         f"it has no tool '{pattern}', which mcp_servers.{server}.tools names"
         for pattern in wanted or ()
@@ -121,9 +120,6 @@ def make_listed_tools(
 def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
     if tool.meta is not None and UNREADABLE in tool.meta:
         raise ValueError(str(tool.meta[UNREADABLE]))
-    raw = msgspec.json.encode(tool.input_schema)
-    if len(raw) > SCHEMA_BYTES:
-        raise ValueError(f"its schema is larger than {SCHEMA_BYTES // 1024} KiB")
     schema = clean_server_value(tool.input_schema)
     if schema.setdefault("type", "object") != "object":
         raise ValueError("its arguments are not an object")
@@ -131,8 +127,6 @@ def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
     if runs_agents:
         schema = _remove_property(schema, RUN_ID)
     output = tool.output_schema or {}
-    if len(msgspec.json.encode(output)) > SCHEMA_BYTES:
-        output = {}  # the tool works without its output schema
     checked = BoundedSchema(schema)
     spec = ToolSpec(
         make_model_name(server, tool.name),

@@ -1,5 +1,6 @@
 """Servers that misbehave, each in a way of its own: `python bad.py WAY FOLDER`, where the way is exits, garbage, hangs,
-dies, noisy, endless, asks, half, deep, mixed, lame, unreadable, modern (unreadable, of 2026-07-28) or unlisted.
+dies, noisy, endless, asks, half, deep, mixed, flood, lame, unreadable, modern (unreadable, of 2026-07-28), unlisted,
+crowd or bomb.
 
 They speak the protocol by hand, so that they can break it, and count their lives in FOLDER."""
 
@@ -56,6 +57,16 @@ def page() -> dict[str, Any]:
     """A page of tools. Each invalid tool stands between valid ones."""
     if MODE == "unlisted":
         return {"tools": {"one": tools()[0]}}
+    if MODE == "bomb":
+        return {"tools": [[]] * 600_000}
+    if MODE == "crowd":
+        schema: dict[str, Any] = {"type": "object"}
+        wrong = [
+            {"name": "large", "inputSchema": {**schema, "required": [0] * 200_000}},
+            {"name": "many", "inputSchema": {**schema, "required": [0] * 1000}},
+        ]
+        icons = {**tools()[0], "icons": [0] * 1000, "outputSchema": {**schema, "required": [0] * 200_000}}
+        return {"tools": [*wrong, icons, *([{"name": "again", "inputSchema": schema}] * 1000)]}
     if MODE not in ("unreadable", "modern"):
         return {"tools": tools()}
     schema = {"type": "object"}
@@ -105,6 +116,9 @@ def serve(life: int) -> None:
             image = {"type": "image", "data": "AAAA"}  # without its type
             blocks = [{"type": "text", "text": "before"}, {"type": "hologram", "beam": 1}, image, "odd"]
             answer(number, {"content": [*blocks, {"type": "text", "text": "after"}]})
+        elif method == "tools/call" and MODE == "flood":
+            odd = {"type": "text", "text": "x", "annotations": {"audience": [0] * 1000}}
+            answer(number, {"content": [odd, *([0] * 3000)]})
         elif method == "tools/call" and MODE == "asks":
             waiting.append(number)
             if len(waiting) == int(os.environ.get("CALLS", "1")):

@@ -1,0 +1,170 @@
+"""Messages from MCP servers, bounded before they are parsed and repaired before the SDK checks them.
+
+A hostile server must not cost much more memory than the bytes that it sends, and one part that the SDK cannot read must
+not fail the whole message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import mcp_types as types
+import msgspec
+from anyio.abc import ObjectReceiveStream
+from mcp_types import methods
+from pydantic import TypeAdapter, ValidationError
+
+from retinue.tools.mcp.server_text import describe_invalid_part, describe_server_error, to_line
+from retinue.tools.mcp.tool_listing import MAX_TOOLS, UNREADABLE
+
+if TYPE_CHECKING:
+    from mcp.client._transport import ReadStream
+    from mcp.shared.message import SessionMessage
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_PARTS = 1_000_000
+SCHEMA_BYTES = 128 * 1024
+TOO_LARGE = f"it sent a message of more than {MAX_MESSAGE_BYTES // 1024 // 1024} MiB"
+TOO_MANY_PARTS = f"it sent a message with more than {MAX_PARTS:,} values"
+_PARTS = re.compile(rb'"[^"]*+"?|[,[{]')
+MAX_BLOCKS = 1000
+_EVENT_END = re.compile(rb"(?>\r\n|\r|\n){2}")
+_UNUSED = ("_meta", "annotations", "execution", "icons")
+_BLOCK: TypeAdapter[types.ContentBlock] = TypeAdapter(types.ContentBlock)
+
+
+def explain_excess(message: bytes) -> str:
+    """Return why a message in JSON is not parsed, or an empty text.
+
+    A parser needs up to a hundred times the bytes of a message, for the strings, lists, objects and commas in it."""
+    if len(message) > MAX_MESSAGE_BYTES:
+        return TOO_LARGE
+    if len(message) <= MAX_PARTS:
+        return ""
+    without_escapes = message.replace(rb"\\", b"").replace(rb"\"", b"")
+    is_costly = next(islice(_PARTS.finditer(without_escapes), MAX_PARTS, None), None) is not None
+    return TOO_MANY_PARTS if is_costly else ""
+
+
+class BoundedBody(httpx2.AsyncByteStream):
+    """The body of an HTTP response, passed on in whole messages. Raises StreamError for one that is not parsed."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        self._inner = response.stream
+        self._is_packed = response.headers.get("content-encoding", "identity") != "identity"
+        self._is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._is_packed:
+            raise httpx2.StreamError("it compressed its answer, which was not asked for")
+        waiting = bytearray()
+        async for chunk in self._inner:
+            waiting += chunk
+            if len(waiting) > MAX_MESSAGE_BYTES:
+                raise httpx2.StreamError(TOO_LARGE)
+            ends = _EVENT_END.finditer(waiting, max(0, len(waiting) - len(chunk) - 3)) if self._is_events else ()
+            if end := max((found.end() for found in ends), default=0):
+                yield _check_excess(bytes(waiting[:end]))
+                del waiting[:end]
+        yield _check_excess(bytes(waiting))
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def _check_excess(data: bytes) -> bytes:
+    if why := explain_excess(data):
+        raise httpx2.StreamError(why)
+    return data
+
+
+class LenientReader(ObjectReceiveStream["SessionMessage | Exception"]):
+    """A stream of a server's messages. Replaces a content block or a tool that the SDK cannot read by one that says so,
+    since it would fail the whole result or the whole list of tools. Bounds what the SDK's check of them can cost."""
+
+    def __init__(self, inner: ReadStream[SessionMessage | Exception], get_revision: Callable[[], str]) -> None:
+        self._inner = inner
+        self._get_revision = get_revision
+
+    @property
+    def last_context(self) -> Any:
+        return getattr(self._inner, "last_context", None)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def receive(self) -> SessionMessage | Exception:
+        item = await self._inner.receive()
+        message = getattr(item, "message", None)
+        if isinstance(message, types.JSONRPCResponse):
+            if isinstance(content := message.result.get("content"), list):
+                _repair_content(content)
+            if isinstance(tools := message.result.get("tools"), list):
+                _repair_tools(tools, message.result, self._get_revision())
+        return item
+
+
+def _repair_content(content: list[Any]) -> None:
+    """Replace the blocks that the SDK would refuse, and cut the list after `MAX_BLOCKS`."""
+    more = len(content) - MAX_BLOCKS
+    del content[MAX_BLOCKS:]
+    for index, block in enumerate(content):
+        try:
+            content[index] = _drop_unused_fields(block)
+            _BLOCK.validate_python(content[index])
+        except (ValueError, RecursionError):
+            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+            content[index] = _make_note(
+                f"content of the type '{to_line(str(kind), 80)}' was left out: it cannot be read here"
+            )
+    if more > 0:
+        content.append(_make_note(f"{more} more parts were left out: {MAX_BLOCKS} are enough"))
+
+
+def _make_note(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": f"[{text}]"}
+
+
+def _repair_tools(tools: list[Any], page: dict[str, Any], revision: str) -> None:
+    """Replace the tools of a page that the SDK would refuse; `make_listed_tools` leaves the replacements out. Cut the
+    page where it has more tools than are used."""
+    del tools[MAX_TOOLS + 1 :]
+    for index, each in enumerate(tools):
+        tools[index] = tool = _drop_unused_fields(each)
+        if why := _explain_unreadable(tool, page, revision):
+            name = tool.get("name") if isinstance(tool, dict) else None
+            tools[index] = {
+                "name": name if isinstance(name, str) else f"number {index + 1}",
+                "inputSchema": {"type": "object"},
+                "_meta": {UNREADABLE: why},
+            }
+
+
+def _explain_unreadable(tool: Any, page: dict[str, Any], revision: str) -> str:
+    """Return why the SDK would refuse a tool of a page, or an empty text."""
+    try:
+        if isinstance(tool, dict):
+            if _is_large(tool.get("outputSchema")):
+                del tool["outputSchema"]  # the tool works without it
+            if _is_large(tool.get("inputSchema")):
+                return f"its schema is larger than {SCHEMA_BYTES // 1024} KiB"
+        methods.validate_server_result("tools/list", revision, {**page, "tools": [tool]})
+    except ValidationError as error:
+        return describe_invalid_part(error, ("tools", 0))
+    except (ValueError, RecursionError) as error:
+        return describe_server_error(error)
+    return ""
+
+
+def _is_large(schema: Any) -> bool:
+    return len(msgspec.json.encode(schema)) > SCHEMA_BYTES
+
+
+def _drop_unused_fields(value: Any) -> Any:
+    """Return a tool or a block of content without the fields that are not used here, which the SDK would check."""
+    return {name: each for name, each in value.items() if name not in _UNUSED} if isinstance(value, dict) else value
