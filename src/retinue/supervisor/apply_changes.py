@@ -12,7 +12,7 @@ from retinue.core.messages import Call
 from retinue.core.ports import Outcome
 from retinue.core.results import format_changed_files
 from retinue.supervisor.policy import find_write_denial
-from retinue.supervisor.run import Run
+from retinue.supervisor.tree import Run
 from retinue.workspaces.atomic_apply import find_staging_folder, recover_folder
 from retinue.workspaces.copies import CopiedWorkspace, carry_out_plan, explain_missing_copy, find_copy, plan_apply
 from retinue.workspaces.merge import MergePlan

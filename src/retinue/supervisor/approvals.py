@@ -39,8 +39,7 @@ from retinue.core.rules import ALLOW, ASK, FILES, WRITERS, Verdict, derive_rules
 from retinue.core.secrets import clean_text, clean_value
 from retinue.log.blocks import format_json
 from retinue.supervisor.policy import SANDBOXED_TOOLS, find_sandbox_policy, subjects_of
-from retinue.supervisor.run import Run
-from retinue.supervisor.tree import Tree
+from retinue.supervisor.tree import Run, Tree
 
 MAX_REMEMBERED = 10_000
 CLOSE_SECONDS = 2.0
@@ -61,10 +60,10 @@ class ApprovalTerms(msgspec.Struct, frozen=True):
     wait: float | None = None
 
 
-async def write_started(tree: Tree, run: Run, call: Call) -> None:
+async def write_started(run: Run, call: Call) -> None:
     """Write that an approved call starts, and wait until this is on disk. After a crash, the log says whether the tool
     may have run."""
-    written = tree.write(run, ToolStarted(call.id), True)
+    written = run.write(ToolStarted(call.id), True)
     if written is not None:
         await written
 
@@ -100,7 +99,6 @@ class Approvals:
 
     async def decide(
         self,
-        tree: Tree,
         run: Run,
         call: Call,
         *,
@@ -111,38 +109,38 @@ class Approvals:
     ) -> Decision:
         """Decide about a call that the policy does not simply allow. The decision is written before it takes
         effect. The start of a call that does not run here is for its peer to report."""
-        tool = join_seal(call.name, spec.seal)
+        tree, tool = run.tree, join_seal(call.name, spec.seal)
         standing = self._find_standing(tree.id, run.ref.run, tool, verdict)
         if verdict.what != "ask" or standing:
             rule = standing or verdict.rule
             is_denied = verdict.what == "deny"
             decision: Decision = Deny(f"the rule {verdict.rule} forbids it") if is_denied else Allow()
             body = _decided_event(
-                tree.next_approval_id(run), call, spec, decision, by=f"rule: {rule}", scope="call", rule=rule
+                run.next_approval_id(), call, spec, decision, by=f"rule: {rule}", scope="call", rule=rule
             )
-            written = tree.write(run, body, not (spec.repeatable or spec.waits))  # as for its call
+            written = run.write(body, not (spec.repeatable or spec.waits))  # as for its call
             if written is not None:
                 await written
             return decision
         if not self._terms.wait and not self._is_attended(tree):
-            raise _make_unconfirmed(tree, run, call)
+            raise _make_unconfirmed(run, call)
         shown = preview if isinstance(preview, str) else await preview()
         if spec.seal and (verdict.changed or self._stood_before(tree.id, tool)):
             shown = _describe_changed_tool(run, call, spec, shown)
         self.count_question(tree.id)
-        approval = _make_approval(tree, run, call, spec=spec, preview=shown, verdict=verdict, project=self._project)
+        approval = _make_approval(run, call, spec=spec, preview=shown, verdict=verdict, project=self._project)
         approval = msgspec.structs.replace(approval, number=self._asked[tree.id])
-        decision = await self._ask(Question(tree=tree, run=run, call=call, spec=spec, approval=approval))
+        decision = await self._ask(Question(run=run, call=call, spec=spec, approval=approval))
         if isinstance(decision, Allow) and runs_here:
-            await write_started(tree, run, call)
+            await write_started(run, call)
         return decision
 
     async def _ask(self, question: Question) -> Decision:
         """Ask a question and wait for its answer, while the clocks of the run and its ancestors are paused."""
         approval, run = question.approval, question.run
         self._questions[approval.id] = question
-        question.tree.write(run, _asked_event(approval))
-        self._publish(question.tree.id, approval)
+        run.write(_asked_event(approval))
+        self._publish(approval.tree, approval)
         run.pause_for_person()
         try:
             self._consult(question)
@@ -159,7 +157,7 @@ class Approvals:
         if question.written is not None:
             await question.written
         if decision is None:
-            raise _make_unconfirmed(question.tree, run, question.call)
+            raise _make_unconfirmed(run, question.call)
         return decision
 
     def _is_attended(self, tree: Tree) -> bool:
@@ -198,7 +196,7 @@ class Approvals:
 
     def _wait_for_others(self, question: Question) -> None:
         """Give up a question after some time, unless a person is present by then."""
-        if not self._has_attendant(question.tree):
+        if not self._has_attendant(question.run.tree):
             seconds = self._terms.wait or LEFT_SECONDS
             question.timers.append(self._clock.call_later(seconds, partial(self._give_up, question, seconds)))
 
@@ -207,7 +205,7 @@ class Approvals:
         terms, later = self._terms, self._clock.call_later
         if terms.expiry is not None:
             question.timers.append(later(terms.expiry, lambda: self._expire(question)))
-        if self.approver is not None and self._has_approver(question.tree):
+        if self.approver is not None and self._has_approver(question.run.tree):
             question.approver_task = self._approver_tasks.start(self._ask_approver(self.approver, question))
         else:
             self._wait_for_others(question)
@@ -244,7 +242,7 @@ class Approvals:
         self._resolve(question, Deny(f"nobody answered within {self._terms.expiry:g} s"), by="expiry")
 
     def _give_up(self, question: Question, seconds: float) -> None:
-        if question.open and not self._has_attendant(question.tree):
+        if question.open and not self._has_attendant(question.run.tree):
             reason = f"nobody was there to answer within {seconds:g} s"
             self._write(question, Deny(reason), by="expiry", scope="call")
             question.answer.set_result(None)
@@ -258,7 +256,7 @@ class Approvals:
 
     def pending(self, tree: str | None = None) -> list[Approval]:
         """Return the open questions, oldest first."""
-        return [q.approval for q in self._questions.values() if q.open and tree in (None, q.tree.id)]
+        return [q.approval for q in self._questions.values() if q.open and tree in (None, q.approval.tree)]
 
     async def watch_questions(self, tree: str | None = None) -> AsyncGenerator[QuestionChange]:
         """Yield the open questions, then each change. A slow watcher delays nobody."""
@@ -343,13 +341,13 @@ class Approvals:
                 self._book.keep(rule)
         except ConfigError as error:
             warning = f"the answer holds for this call only: {error}"
-            question.tree.write(question.run, Warned(warning, code="rule_not_kept"))
+            question.run.write(Warned(warning, code="rule_not_kept"))
             return msgspec.structs.replace(decision, scope="call")
         return decision
 
     def _answer_others(self, question: Question, decision: Decision, *, by: str, surface: str) -> None:
         """Answer the other open questions that this answer covers too."""
-        tree, run, tool = question.tree.id, question.run.ref.run, join_seal(question.call.name, question.spec.seal)
+        asked, tool = question.approval, join_seal(question.call.name, question.spec.seal)
         if decision.all_pending_of_run:
             same = Deny(decision.reason) if isinstance(decision, Deny) else Allow()
             self._resolve_all(lambda q: same if q.run is question.run else None, "pending", surface, by=by)
@@ -359,7 +357,7 @@ class Approvals:
             rule = question.approval.rule
             self._resolve_all(lambda q: Allow() if q.judge().what == "allow" else None, "project", surface, rule=rule)
             return
-        words = self.remember(tree, run, tool, scope=decision.scope, by=by)
+        words = self.remember(asked.tree, asked.run, tool, scope=decision.scope, by=by)
         find = self._find_standing_for
         self._resolve_all(lambda q: Allow() if find(q) else None, decision.scope, surface, rule=words)
 
@@ -392,7 +390,7 @@ class Approvals:
 
     def _find_standing_for(self, question: Question) -> str:
         tool = join_seal(question.call.name, question.spec.seal)
-        return self._find_standing(question.tree.id, question.run.ref.run, tool, question.judge())
+        return self._find_standing(question.approval.tree, question.run.ref.run, tool, question.judge())
 
     def _find_standing(self, tree: str, run: int, tool: str, verdict: Verdict) -> str:
         """Return the description of an earlier answer that covers a call, or ''. An answer from an earlier process
@@ -424,7 +422,7 @@ class Approvals:
         call, spec, ours = question.call, question.spec, question.approval.id
         body = _decided_event(ours, call, spec, decision, by=by, scope=scope, rule=rule)
         body = msgspec.structs.replace(body, surface=surface, key=key)
-        question.written = question.tree.write(question.run, body, True)
+        question.written = question.run.write(body, True)
         question.closed = QuestionClosed(
             id=ours,
             allowed=body.allowed,
@@ -440,7 +438,7 @@ class Approvals:
     def _close(self, question: Question) -> None:
         question.close()
         if self._questions.pop(question.approval.id, None) is not None:
-            self._publish(question.tree.id, question.closed or QuestionClosed(question.approval.id))
+            self._publish(question.approval.tree, question.closed or QuestionClosed(question.approval.id))
             self._answered[question.approval.id] = None
             if len(self._answered) > MAX_REMEMBERED:
                 del self._answered[next(iter(self._answered))]
@@ -472,7 +470,6 @@ class Question:
     """An open question. `answer` is None if nobody came to answer. `written` is done when the log has the answer.
     `closed` describes the answer for watchers."""
 
-    tree: Tree
     run: Run
     call: Call
     spec: ToolSpec
@@ -492,7 +489,7 @@ class Question:
         """True if the call or the tool differs from the one shown."""
         if self.spec.server and current_spec(self.run, self.spec).seal != self.spec.seal:
             return True
-        return _digest_call(self.tree, self.run, self.call) != self.approval.digest
+        return _digest_call(self.run, self.call) != self.approval.digest
 
     def judge(self) -> Verdict:
         return judge_call(self.run, self.spec, self.call)
@@ -554,17 +551,15 @@ def _describe_changed_tool(run: Run, call: Call, spec: ToolSpec, shown: str) -> 
     return "\n".join([*lines, "", shown or format_json(clean_value(call.args))])
 
 
-def _digest_call(tree: Tree, run: Run, call: Call) -> str:
-    return digest_of(tree.id, run=run.ref.run, call_id=call.id, tool=call.name, args=call.args)
+def _digest_call(run: Run, call: Call) -> str:
+    return digest_of(run.tree.id, run=run.ref.run, call_id=call.id, tool=call.name, args=call.args)
 
 
-def _make_approval(
-    tree: Tree, run: Run, call: Call, *, spec: ToolSpec, preview: str, verdict: Verdict, project: str
-) -> Approval:
+def _make_approval(run: Run, call: Call, *, spec: ToolSpec, preview: str, verdict: Verdict, project: str) -> Approval:
     ref = run.ref
     return Approval(
-        id=tree.next_approval_id(run),
-        tree=tree.id,
+        id=run.next_approval_id(),
+        tree=ref.tree,
         run=ref.run,
         path=ref.path,
         agent=ref.agent,
@@ -574,15 +569,15 @@ def _make_approval(
         label=None if run.parent is None else ref.label,
         preview=clean_text(preview),
         rule="" if verdict.rule else _derive_rule(run, call, project, spec.seal),
-        digest=_digest_call(tree, run, call),
+        digest=_digest_call(run, call),
     )
 
 
-def _make_unconfirmed(tree: Tree, run: Run, call: Call) -> Unconfirmed:
+def _make_unconfirmed(run: Run, call: Call) -> Unconfirmed:
     """Return the error for a call that nobody can be asked about. The ending of a subagent has a fixed text, so a
     warning names the tool."""
     if not run.is_primary:
-        tree.write(run, Warned(f"{call.name} needs a confirmation, and no approver is attached", "unconfirmed"))
+        run.write(Warned(f"{call.name} needs a confirmation, and no approver is attached", "unconfirmed"))
     return Unconfirmed(call.name)
 
 

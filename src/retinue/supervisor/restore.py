@@ -61,14 +61,13 @@ from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrow_policy
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.restore_plans import PlanRestorer, end_client
-from retinue.supervisor.run import Run
 from retinue.supervisor.run_events import write_lost_result
 from retinue.supervisor.run_roles import ChildServices
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.spawner import Continued, Spawner, find_depth, make_folders, start_from_workspace
-from retinue.supervisor.tree import Tree, TreeRegistry
+from retinue.supervisor.tree import Run, Tree, TreeRegistry
 from retinue.workspaces.run_folders import RunFolders, is_other_folder, resolve_remaining_paths
 from retinue.workspaces.workspace import find_workspace_kind
 
@@ -106,7 +105,7 @@ class Restorer:
             raise ConfigError(f"{tree_id} has ended: {status}; `retinue continue {tree_id} TEXT` continues it")
         tree, work = restorer.resume()
         for run, services, written in work:
-            self._driver.start(tree, run, services, written)
+            self._driver.start(run, services, written)
         root = work[0][0]
         self._trees.add(tree, root=root)
         return root
@@ -143,9 +142,7 @@ class Restorer:
                 name = team.spawned.subagent_id
         task = msgspec.structs.replace(restore_task(old.spawned), text=text, subagent_id=name)
         continued = Continued("", number, conversation, chain, reference)
-        return self._continue_child(
-            home, home.runs[number], task, overrides, plans, continued, parent=home.runs[parent]
-        )
+        return self._continue_child(home.runs[number], task, overrides, plans, continued, parent=home.runs[parent])
 
     def _check_continuable(self, tree: str, number: int, view: Runs, old: RunView | None, *, is_live: bool) -> None:
         if old is None:
@@ -188,7 +185,6 @@ class Restorer:
 
     def _continue_child(
         self,
-        tree: Tree,
         old: Run,
         task: Task,
         overrides: ResumeOverrides,
@@ -199,6 +195,7 @@ class Restorer:
     ) -> Run:
         """Start a run that continues `old`, below `parent`. If `parent` is at work and does not wait for the new run,
         it is told of the ending as for any background run."""
+        tree = parent.tree
         is_live = tree.id in self._trees
         if is_live and parent.is_stopping:
             raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
@@ -213,7 +210,7 @@ class Restorer:
         )
         project = self._ports.state.project
         checked = self._spawner.check_plan(parent, order, plan, base=project, name=old.name, follow=False)
-        run = self._spawner.spawn_child(tree, parent, msgspec.structs.replace(checked, continued=continued))
+        run = self._spawner.spawn_child(parent, msgspec.structs.replace(checked, continued=continued))
         if not is_live:
             self._trees.add(tree, root=run)
         return run
@@ -255,13 +252,13 @@ class TreeRestorer:
         tree = self.make_tree()
         runs = [tree.runs[view.number] for view in self.unfinished]
         self._keep_files(tree)
-        written = [tree.write(run, RunResumed(), True) for run in runs]  # first: time before it does not count
+        written = [run.write(RunResumed(), True) for run in runs]  # first: time before it does not count
         for run in tree.runs:
             if isinstance(run, AdoptedRun) and not _will_be_reported(run):
                 run.stop("disconnected")
-        services = [self._settle_calls(tree, run) for run in runs]
+        services = [self._settle_calls(run) for run in runs]
         for run in runs:
-            self._notify_of_children(tree, run)
+            self._notify_of_children(run)
         self._acquire_slots(runs)
         return tree, list(zip(runs, services, written, strict=True))
 
@@ -285,7 +282,7 @@ class TreeRestorer:
             tree.add_run(run)
             if not run.ended:
                 check_price(run.account, run.plan, self._ports.prices)
-            run.set_stall_timer(view.spawned.stall_seconds, self._clock, tree.write)
+            run.set_stall_timer(view.spawned.stall_seconds)
         self._count_spent(tree)
         asked = sum(isinstance(event.body, ApprovalAsked) for event in self._events)
         self._approvals.restore(self.id, asked=asked, answers=find_standing_answers(self._events))
@@ -325,14 +322,16 @@ class TreeRestorer:
         )
         task = restore_task(spawned)
         if view.ended is None and parent is not None and spawned.remote_id:
-            return self._make_adopted(tree, view, parent, ref, task)
+            return self._make_adopted(view, parent, ref, task)
         folders = self._make_folders(view, ref, parent, plan, task)
         policy = self._ports.policy if parent is None else parent.policy
         policy = narrow_policy(policy, plan.profile.approvals, self._state.project)
         asked_with = self._known[spawned.parent or 0].tools.get(spawned.call_id, SPAWN)
         depth = find_depth(parent)
         given = self._overrides.limits if parent is None else Limits()
-        run = Run(
+        is_ended = view.ended is not None
+        return Run(
+            tree=tree,
             ref=ref,
             plan=plan,
             task=task,
@@ -348,10 +347,9 @@ class TreeRestorer:
             background=spawned.background,
             queues=asked_with in QUEUEING_TOOLS,
             view=view,
+            ending=is_ended,
+            finished=is_ended,
         )
-        if view.ended is not None:
-            run.mark_ended()
-        return run
 
     def _make_folders(self, view: RunView, ref: RunRef, parent: Run | None, plan: Plan, task: Task) -> RunFolders:
         """Return the folders of a run as before. The log only says what kind of workspace the run had: the path is
@@ -392,21 +390,18 @@ class TreeRestorer:
         around = self._spawner.total if parent is None else parent.account
         return Account(owner, tokens=tokens, cost=cost, parent=around)
 
-    def _make_adopted(self, tree: Tree, view: RunView, parent: Run, ref: RunRef, task: Task) -> Run:
+    def _make_adopted(self, view: RunView, parent: Run, ref: RunRef, task: Task) -> Run:
         """Rebuild an unfinished run of a peer."""
-        run = make_adopted(
-            tree,
+        return make_adopted(
             ref,
             task,
             parent,
-            clock=self._clock,
             state=self._state,
             runtime=str(_find_runtime_name(view)),
             key=view.spawned.remote_id,
             account=None if view.spawned.server else parent.account,
+            view=view,
         )
-        run.attach_view(view)
-        return run
 
     def _keep_files(self, tree: Tree) -> None:
         for run in tree.runs:
@@ -433,14 +428,13 @@ class TreeRestorer:
 
     # Settling what was open
 
-    def _settle_calls(self, tree: Tree, run: Run) -> RunServices:
+    def _settle_calls(self, run: Run) -> RunServices:
         """Write an outcome for each open call that is not run again: it may have run and is not repeatable, or it
         cannot run. The other open calls are run when the run is driven. Return the services of the run, which know
         these calls."""
         if is_driven_remotely(run):
-            return self._restore_remote(tree, run)
+            return self._restore_remote(run)
         known = self._known[run.ref.run]
-        run.restore_call_ids(known.tools)
         run.folders.resume_spilling()
         history, outcomes, still_open = known.thread.past(known.seconds), {}, dict(known.open)
         for call in known.open.values():
@@ -450,18 +444,18 @@ class TreeRestorer:
                 text, outcome = (
                     (NOT_RUN_TEXT, "") if call.tier == "none" else (UNKNOWN_AFTER_CRASH_TEXT, UNKNOWN_AFTER_CRASH)
                 )
-                outcomes[call.call_id] = write_lost_result(tree, run, call.call_id, call.name, text, code=outcome)
+                outcomes[call.call_id] = write_lost_result(run, call.call_id, call.name, text, code=outcome)
                 del still_open[call.call_id]
         run.slot.begin_calls(len(still_open))
         known_now = {**history.outcomes, **outcomes}
         history = msgspec.structs.replace(history, outcomes=known_now, set_up=known.set_up)
-        run.restore_history(history, inbox=tuple(known.thread.waiting))
+        run.restore_history(history, inbox=tuple(known.thread.waiting), call_ids=known.tools)
         if known.started and run.plan.profile.call not in (None, end_client):
-            tree.write(run, Warned(LOST_FUNCTION, code=UNKNOWN_AFTER_CRASH))
+            run.write(Warned(LOST_FUNCTION, code=UNKNOWN_AFTER_CRASH))
             run.mark_stopping("disconnected")
-        return ResumedServices(tree, run, self._spawner.services, _open_calls=still_open)
+        return ResumedServices(run, self._spawner.services, _open_calls=still_open)
 
-    def _restore_remote(self, tree: Tree, run: Run) -> RunServices:
+    def _restore_remote(self, run: Run) -> RunServices:
         """Prepare a run that a peer executes. Its calls are the peer's, and reports that are in the log already are
         not adopted twice."""
         known = self._known[run.ref.run]
@@ -474,14 +468,14 @@ class TreeRestorer:
                 tail.append(event)
         history = known.thread.past(known.seconds)
         run.restore_history(history, inbox=tuple(known.thread.waiting), remote_tail=tuple(tail))
-        return RunServices(tree, run, self._spawner.services)
+        return RunServices(run, self._spawner.services)
 
-    def _notify_of_children(self, tree: Tree, run: Run) -> None:
+    def _notify_of_children(self, run: Run) -> None:
         """Tell a run about background children that ended without a notice before the crash."""
         told = self._known[run.ref.run].told
         for child in run.children:
             if child.background and child.ended and child.ref.run not in told:
-                tree.notify_parent(child)
+                child.notify_parent()
 
     def _acquire_slots(self, runs: Sequence[Run]) -> None:
         """Give slots to the runs that were at work first, then to the runs that never had a slot."""
@@ -543,7 +537,7 @@ class ResumedServices(RunServices, eq=False):
 
     @property
     def children(self) -> ResumedChildServices:
-        return ResumedChildServices(self._tree, self._run, self._shared)
+        return ResumedChildServices(self._run, self._shared)
 
     def write_calls(self, calls: Sequence[tuple[Call, ToolSpec]]) -> None:
         super().write_calls([(call, spec) for call, spec in calls if call.id not in self._open_calls])
@@ -565,7 +559,7 @@ class ResumedServices(RunServices, eq=False):
             verdict = judge_call(self._run, spec, wanted)
             # A yes is to the files, and to the MCP tool, as they were then.
             if verdict.what != "deny" and call.name != APPLY and before.seal == spec.seal:
-                await write_started(self._tree, self._run, call)
+                await write_started(self._run, call)
                 return said
             if said.args is not None:  # the call itself must not run: a person has replaced it
                 if verdict.what == "allow" and not verdict.rule:

@@ -32,12 +32,11 @@ from retinue.supervisor.budgets import Account, open_account, open_total
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrow_policy
 from retinue.supervisor.ports import SupervisorPorts
-from retinue.supervisor.run import Run
 from retinue.supervisor.run_roles import SharedServices
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.tree import Tree, TreeRegistry, new_span_id
+from retinue.supervisor.tree import Run, Tree, TreeRegistry, new_span_id
 from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
 from retinue.workspaces.workspace import Workspace, find_workspace, find_workspace_kind
 
@@ -204,10 +203,10 @@ class Spawner:
 
     # Children
 
-    def spawn_children(self, tree: Tree, parent: Run, orders: Sequence[SpawnOrder]) -> list[SpawnedRun]:
+    def spawn_children(self, parent: Run, orders: Sequence[SpawnOrder]) -> list[SpawnedRun]:
         """Start runs below `parent`, all of them or none. Raises SpawnRefused before the first run is made."""
         checked = [self._check_order(parent, order) for order in orders]
-        return [self.spawn_child(tree, parent, each).to_spawned_run() for each in checked]
+        return [self.spawn_child(parent, each).to_spawned_run() for each in checked]
 
     def _check_order(self, parent: Run, order: SpawnOrder) -> CheckedOrder:
         """Return the checked order of a child. Raises SpawnRefused if the parent, the depth or the budget forbids the
@@ -257,9 +256,9 @@ class Spawner:
         account = open_account(name, (plan.profile.limits,), above, plan, self._ports.prices, words)
         return CheckedOrder(order, plan, readable, account)
 
-    def spawn_child(self, tree: Tree, parent: Run, checked: CheckedOrder) -> Run:
+    def spawn_child(self, parent: Run, checked: CheckedOrder) -> Run:
         """Start one run. Raises NoSlot if the tree is full and the order does not queue."""
-        order, limits = checked.order, checked.plan.profile.limits
+        tree, order, limits = parent.tree, checked.order, checked.plan.profile.limits
         slot = SlotHolder(None if checked.plan.team is not None else tree.slots)
         if slot.slots is None:
             pass  # a team does nothing itself: its members take the slots
@@ -305,7 +304,8 @@ class Spawner:
         task, ref = order.task, _make_ref(tree, parent, plan, order.task)
         policy = self._ports.policy if parent is None else parent.policy
         policy = narrow_policy(policy, plan.profile.approvals, self._state.project)
-        run = Run(
+        run = Run(  # with 15 names, as in `_make_spawned_event`
+            tree=tree,
             ref=ref,
             plan=plan,
             task=task,
@@ -320,19 +320,20 @@ class Spawner:
             seconds=seconds,
             background=order.background,
             queues=parent is not None and order.queue,
-            history=None if continued is None else _make_past(continued, task),
         )
-        tree.add_run(run)
-        run.set_stall_timer(stall, self._clock, tree.write)
+        if continued is not None:
+            thread = (*continued.thread, UserTurn(task.text))
+            run.restore_history(RunHistory(thread, reference=continued.reference))
+        run.set_stall_timer(stall)
         is_delegated = parent is not None or self._ports.serves_requests
         if order.files or (is_delegated and not self._state.temporary):  # in a project, delegated runs have files
             self._files.keep(tree, ref.run)
-        written = tree.open(run, self._make_spawned_event(tree, run, checked))
+        written = run.open(self._make_spawned_event(run, checked))
         for note in plan.notes:
-            tree.write(run, note)
+            run.write(note)
         if parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
-        self._driver.start(tree, run, RunServices(tree, run, self.services), written)
+        self._driver.start(run, RunServices(run, self.services), written)
         return run
 
     def _choose_folders(self, ref: RunRef, parent: Run | None, checked: CheckedOrder, policy: Policy) -> RunFolders:
@@ -346,10 +347,10 @@ class Spawner:
             folders = msgspec.structs.replace(folders, hidden_paths=hidden_paths)
         return folders
 
-    def _make_spawned_event(self, tree: Tree, run: Run, checked: CheckedOrder) -> RunSpawned:
+    def _make_spawned_event(self, run: Run, checked: CheckedOrder) -> RunSpawned:
         """Return the first event of a run, with everything known about the run before it begins. If the tree is
         reported to the process of a caller, the event says so, and screens here do not show the tree."""
-        plan, ref, task, parent = run.plan, run.ref, run.task, run.parent
+        tree, plan, ref, task, parent = run.tree, run.plan, run.ref, run.task, run.parent
         order, continued, call = checked.order, checked.continued, caller_limits.CALL.get()
         folders = run.folders
         spawned = RunSpawned(  # with 15 names: Python passes more as a dict, which is slow
@@ -458,10 +459,6 @@ def _choose_timeout(order: SpawnOrder, plan: Plan, timeouts: Timeouts) -> float 
         return asked
     asked = timeouts.clamp(asked)
     return asked if own is None or limits.seconds is UNSET else min(asked, own)
-
-
-def _make_past(continued: Continued, task: Task) -> RunHistory:
-    return RunHistory((*continued.thread, UserTurn(task.text)), reference=continued.reference)
 
 
 def _make_ref(tree: Tree, parent: Run | None, plan: Plan, task: Task) -> RunRef:
