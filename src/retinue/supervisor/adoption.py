@@ -251,7 +251,7 @@ class Adoption:
             return
         run.write(body)
         if isinstance(body, ApprovalAsked):
-            self._approvals.count_question(self._tree.id)
+            self._tree.count_question()
         elif isinstance(body, UsageReported) and self._account is not None:
             spent = Amount(body.usage.total_tokens, body.cost or NO_COST)
             self._account.add_spent(spent, estimated=body.estimated)

@@ -10,8 +10,8 @@ open for some time. This module knows runs and trees, but not how a call is made
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +39,7 @@ from retinue.core.rules import ALLOW, ASK, FILES, WRITERS, Verdict, derive_rules
 from retinue.core.secrets import clean_text, clean_value
 from retinue.log.blocks import format_json
 from retinue.supervisor.policy import SANDBOXED_TOOLS, find_sandbox_policy, subjects_of
-from retinue.supervisor.tree import Run, Tree
+from retinue.supervisor.tree import Run, StandingAnswer, Tree
 
 MAX_REMEMBERED = 10_000
 CLOSE_SECONDS = 2.0
@@ -87,13 +87,10 @@ class Approvals:
         self._project = project
         self._questions: dict[str, Question] = {}
         self._answered: dict[str, None] = {}
-        self._standing_answers: dict[tuple[str, int | None, str], str] = {}
-        self._restored: set[tuple[str, int | None, str]] = set()  # standing answers from an earlier process
         self._approver_tasks = TaskOwner()
         self._attendants: Counter[str | None] = Counter()  # people present for a tree; None is for all trees
         self._departure = asyncio.Event()  # set when one of them has left
-        self._asked: Counter[str] = Counter()  # how many questions each tree has asked
-        self._watchers: set[_Watcher] = set()
+        self._watchers: dict[asyncio.Queue[QuestionChange], str | None] = {}  # and the tree of each, or None for all
 
     # Asking
 
@@ -109,8 +106,7 @@ class Approvals:
     ) -> Decision:
         """Decide about a call that the policy does not simply allow. The decision is written before it takes
         effect. The start of a call that does not run here is for its peer to report."""
-        tree, tool = run.tree, join_seal(call.name, spec.seal)
-        standing = self._find_standing(tree.id, run.ref.run, tool, verdict)
+        standing = _find_standing(run, call, spec, verdict)
         if verdict.what != "ask" or standing:
             rule = standing or verdict.rule
             is_denied = verdict.what == "deny"
@@ -122,14 +118,12 @@ class Approvals:
             if written is not None:
                 await written
             return decision
-        if not self._terms.wait and not self._is_attended(tree):
+        if not self._terms.wait and not self._is_attended(run.tree):
             raise _make_unconfirmed(run, call)
         shown = preview if isinstance(preview, str) else await preview()
-        if spec.seal and (verdict.changed or self._stood_before(tree.id, tool)):
+        if spec.seal and (verdict.changed or _was_allowed_before(run.tree, call, spec)):
             shown = _describe_changed_tool(run, call, spec, shown)
-        self.count_question(tree.id)
         approval = _make_approval(run, call, spec=spec, preview=shown, verdict=verdict, project=self._project)
-        approval = msgspec.structs.replace(approval, number=self._asked[tree.id])
         decision = await self._ask(Question(run=run, call=call, spec=spec, approval=approval))
         if isinstance(decision, Allow) and runs_here:
             await write_started(run, call)
@@ -147,9 +141,9 @@ class Approvals:
             decision = await question.answer
         except asyncio.CancelledError:
             if run.is_interrupted and not run.is_stopping:
-                self._write(question, Deny(TURN_INTERRUPTED), by="user", scope="call")
+                self._write(question, Deny(TURN_INTERRUPTED), by="user")
             elif question.call.within and not run.is_stopping:
-                self._write(question, Deny(PROGRAM_ENDED), by="expiry", scope="call")
+                self._write(question, Deny(PROGRAM_ENDED), by="expiry")
             raise
         finally:
             run.resume_after_person()
@@ -234,7 +228,7 @@ class Approvals:
     def _fail(self, question: Question, text: str) -> None:
         """End the run of a question whose approver failed. This is an error of the program, not a person's no."""
         if question.open:
-            self._write(question, Deny(text), by="function", scope="call")
+            self._write(question, Deny(text), by="function")
             question.answer.set_exception(Failed(text))
             self._close(question)
 
@@ -244,13 +238,9 @@ class Approvals:
     def _give_up(self, question: Question, seconds: float) -> None:
         if question.open and not self._has_attendant(question.run.tree):
             reason = f"nobody was there to answer within {seconds:g} s"
-            self._write(question, Deny(reason), by="expiry", scope="call")
+            self._write(question, Deny(reason), by="expiry")
             question.answer.set_result(None)
             self._close(question)
-
-    def count_question(self, tree: str) -> None:
-        """Count a question of a tree, also one that is answered elsewhere: all have numbers where the tree is shown."""
-        self._asked[tree] += 1
 
     # Answering
 
@@ -260,23 +250,20 @@ class Approvals:
 
     async def watch_questions(self, tree: str | None = None) -> AsyncGenerator[QuestionChange]:
         """Yield the open questions, then each change. A slow watcher delays nobody."""
-        watcher = _Watcher(tree)
-        watcher.changes.extend(self.pending(tree))
-        self._watchers.add(watcher)
+        changes: asyncio.Queue[QuestionChange] = asyncio.Queue()
+        for question in self.pending(tree):
+            changes.put_nowait(question)
+        self._watchers[changes] = tree
         try:
             while True:
-                while watcher.changes:
-                    yield watcher.changes.popleft()
-                watcher.wake.clear()
-                await watcher.wake.wait()
+                yield await changes.get()
         finally:
-            self._watchers.discard(watcher)
+            del self._watchers[changes]
 
     def _publish(self, tree: str, change: QuestionChange) -> None:
-        for watcher in self._watchers:
-            if watcher.tree in (None, tree):
-                watcher.changes.append(change)
-                watcher.wake.set()
+        for changes, watched in self._watchers.items():
+            if watched in (None, tree):
+                changes.put_nowait(change)
 
     def answer(
         self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = "", key: str = ""
@@ -308,10 +295,10 @@ class Approvals:
         decision = self._check_answer(question, decision)
         decision = self._keep_rule(question, decision) if isinstance(decision, Allow) else decision
         reach = decision.scope if isinstance(decision, Allow) else "call"
-        self._write(question, decision, by=by, surface=surface, scope=scope or reach, rule=rule, key=key)
+        body = self._write(question, decision, by=by, surface=surface, scope=scope or reach, rule=rule, key=key)
         question.answer.set_result(decision)
         self._close(question)
-        self._answer_others(question, decision, by=by, surface=surface)
+        self._answer_others(question, decision, body)
         return True
 
     def _check_answer(self, question: Question, decision: Decision) -> Decision:
@@ -345,39 +332,20 @@ class Approvals:
             return msgspec.structs.replace(decision, scope="call")
         return decision
 
-    def _answer_others(self, question: Question, decision: Decision, *, by: str, surface: str) -> None:
+    def _answer_others(self, question: Question, decision: Decision, written: ApprovalDecided) -> None:
         """Answer the other open questions that this answer covers too."""
-        asked, tool = question.approval, join_seal(question.call.name, question.spec.seal)
+        surface = written.surface
         if decision.all_pending_of_run:
             same = Deny(decision.reason) if isinstance(decision, Deny) else Allow()
-            self._resolve_all(lambda q: same if q.run is question.run else None, "pending", surface, by=by)
+            self._resolve_all(lambda q: same if q.run is question.run else None, "pending", surface, by=written.by)
         if isinstance(decision, Deny) or decision.scope == "call":
             return
         if decision.scope == "project":
             rule = question.approval.rule
             self._resolve_all(lambda q: Allow() if q.judge().what == "allow" else None, "project", surface, rule=rule)
             return
-        words = self.remember(asked.tree, asked.run, tool, scope=decision.scope, by=by)
-        find = self._find_standing_for
-        self._resolve_all(lambda q: Allow() if find(q) else None, decision.scope, surface, rule=words)
-
-    def remember(self, tree: str, run: int, tool: str, *, scope: str, by: str) -> str:
-        """Remember an answer for all calls of a tool, in a run or in its tree. Return a description of the answer."""
-        where = "this run" if scope == "run" else "this tree"
-        words = f"{tool.partition('@')[0]} in {where}, said by {by}"
-        key = (tree, run if scope == "run" else None, tool)
-        self._standing_answers[key] = words
-        self._restored.discard(key)
-        return words
-
-    def restore(self, tree: str, *, asked: int, answers: Iterable[tuple[int, ApprovalDecided]]) -> None:
-        """Restore the state of a tree from an earlier process: the number of its questions, and its answers for more
-        than one call."""
-        self._asked[tree] = asked
-        for run, body in answers:
-            tool = join_seal(body.tool, body.seal)
-            self.remember(tree, run, tool, scope=body.scope, by=body.by)
-            self._restored.add((tree, run if body.scope == "run" else None, tool))
+        words = remember_answer(question.run, written)
+        self._resolve_all(lambda q: Allow() if q.find_standing() else None, decision.scope, surface, rule=words)
 
     def _resolve_all(
         self, choose: Callable[[Question], Decision | None], scope: str, surface: str, *, by: str = "", rule: str = ""
@@ -388,43 +356,23 @@ class Approvals:
                 by = by or f"rule: {rule}"
                 self._resolve(question, decision, by=by, surface=surface, scope=scope, rule=rule)
 
-    def _find_standing_for(self, question: Question) -> str:
-        tool = join_seal(question.call.name, question.spec.seal)
-        return self._find_standing(question.approval.tree, question.run.ref.run, tool, question.judge())
-
-    def _find_standing(self, tree: str, run: int, tool: str, verdict: Verdict) -> str:
-        """Return the description of an earlier answer that covers a call, or ''. An answer from an earlier process
-        does not cover a call that a current rule asks about: a log never loosens the settings."""
-        if not self._standing_answers or verdict.what != "ask" or verdict.firm:
-            return ""
-        for key in ((tree, run, tool), (tree, None, tool)):
-            words = self._standing_answers.get(key, "")
-            if words and not (verdict.rule and key in self._restored):
-                return words
-        return ""
-
-    def _stood_before(self, tree: str, tool: str) -> bool:
-        """Return True if a person allowed the tool while it had another seal."""
-        before = f"{tool.partition('@')[0]}@"
-        return any(its == tree and name != tool and name.startswith(before) for its, _, name in self._standing_answers)
-
     def _write(
         self,
         question: Question,
         decision: Decision,
         *,
         by: str,
-        scope: str,
+        scope: str = "call",
         surface: str = "",
         rule: str = "",
         key: str = "",
-    ) -> None:
-        call, spec, ours = question.call, question.spec, question.approval.id
-        body = _decided_event(ours, call, spec, decision, by=by, scope=scope, rule=rule)
+    ) -> ApprovalDecided:
+        approval = question.approval
+        body = _decided_event(approval.id, question.call, question.spec, decision, by=by, scope=scope, rule=rule)
         body = msgspec.structs.replace(body, surface=surface, key=key)
         question.written = question.run.write(body, True)
         question.closed = QuestionClosed(
-            id=ours,
+            id=approval.id,
             allowed=body.allowed,
             by=clean_text(by),
             surface=surface,
@@ -432,6 +380,7 @@ class Approvals:
             at=self._clock.wall(),
             key=key,
         )
+        return body
 
     # Leaving
 
@@ -443,26 +392,9 @@ class Approvals:
             if len(self._answered) > MAX_REMEMBERED:
                 del self._answered[next(iter(self._answered))]
 
-    def forget_tree(self, tree: str) -> None:
-        """Drop the answers for a tree that has ended."""
-        self._asked.pop(tree, None)
-        if self._standing_answers:
-            for key in [key for key in self._standing_answers if key[0] == tree]:
-                del self._standing_answers[key]
-                self._restored.discard(key)
-
     async def close(self) -> None:
         """Cancel the approver functions that still run."""
         await self._approver_tasks.close(CLOSE_SECONDS)
-
-
-class _Watcher:
-    """A watcher of the questions of a tree, or of all trees, with its unread changes."""
-
-    def __init__(self, tree: str | None) -> None:
-        self.tree = tree
-        self.changes: deque[QuestionChange] = deque()
-        self.wake = asyncio.Event()
 
 
 @dataclass(slots=True, eq=False)
@@ -494,6 +426,9 @@ class Question:
     def judge(self) -> Verdict:
         return judge_call(self.run, self.spec, self.call)
 
+    def find_standing(self) -> str:
+        return _find_standing(self.run, self.call, self.spec, self.judge())
+
     def close(self) -> None:
         """Stop the timers and the approver function."""
         for timer in self.timers:
@@ -511,6 +446,32 @@ def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
     if run.plan.handed_files and verdict == ASK and _writes_handed_file(run, spec, call):
         return ALLOW
     return verdict
+
+
+def remember_answer(run: Run, answer: ApprovalDecided, *, is_restored: bool = False) -> str:
+    """Remember an answer for all calls of a tool, in the run or in its tree. Return a description of the answer."""
+    is_for_run = answer.scope == "run"
+    words = f"{answer.tool} in this {'run' if is_for_run else 'tree'}, said by {answer.by}"
+    tool, standing = join_seal(answer.tool, answer.seal), StandingAnswer(words, is_restored)
+    run.tree.remember_answer(run.ref.run if is_for_run else None, tool, standing)
+    return words
+
+
+def _find_standing(run: Run, call: Call, spec: ToolSpec, verdict: Verdict) -> str:
+    """Return the description of an earlier answer that covers a call, or ''. An answer from an earlier process does not
+    cover a call that a current rule asks about: a log never loosens the settings."""
+    answers = run.tree.standing_answers
+    if not answers or verdict.what != "ask" or verdict.firm:
+        return ""
+    tool = join_seal(call.name, spec.seal)
+    found = [answer for key in ((run.ref.run, tool), (None, tool)) if (answer := answers.get(key)) is not None]
+    return next((answer.words for answer in found if not (verdict.rule and answer.is_restored)), "")
+
+
+def _was_allowed_before(tree: Tree, call: Call, spec: ToolSpec) -> bool:
+    """Return True if a person allowed the tool while it had another seal."""
+    tool = join_seal(call.name, spec.seal)
+    return any(other != tool and other.startswith(f"{call.name}@") for _, other in tree.standing_answers)
 
 
 def _writes_handed_file(run: Run, spec: ToolSpec, call: Call) -> bool:
@@ -570,6 +531,7 @@ def _make_approval(run: Run, call: Call, *, spec: ToolSpec, preview: str, verdic
         preview=clean_text(preview),
         rule="" if verdict.rule else _derive_rule(run, call, project, spec.seal),
         digest=_digest_call(run, call),
+        number=run.tree.count_question(),
     )
 
 

@@ -216,7 +216,6 @@ class Driver:
 
     def _forget_tree(self, tree: Tree) -> None:
         self._trees.pop(tree.id, None)
-        self._approvals.forget_tree(tree.id)
         self._files.end_tree(tree.id)
         tree.release()
 

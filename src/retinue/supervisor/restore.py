@@ -55,7 +55,7 @@ from retinue.sandbox.in_process import IN_PROCESS
 from retinue.supervisor import caller_limits
 from retinue.supervisor.adoption import AdoptedRun, make_adopted
 from retinue.supervisor.apply_changes import APPLY
-from retinue.supervisor.approvals import Approvals, judge_call, write_started
+from retinue.supervisor.approvals import judge_call, remember_answer, write_started
 from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrow_policy
@@ -87,11 +87,10 @@ class Restorer:
         trees: TreeRegistry,
         driver: Driver,
         spawner: Spawner,
-        approvals: Approvals,
         files: RunFiles,
     ) -> None:
         self._ports, self._trees, self._driver, self._spawner = ports, trees, driver, spawner
-        self._load_tree = partial(TreeRestorer, ports=ports, spawner=spawner, approvals=approvals, files=files)
+        self._load_tree = partial(TreeRestorer, ports=ports, spawner=spawner, files=files)
 
     def resume_tree(self, tree_id: str, histories: Histories, overrides: ResumeOverrides) -> Run:
         """Resume a tree whose process is gone. Return the run that the tree ends with. Raises ConfigError, before
@@ -228,11 +227,10 @@ class TreeRestorer:
         *,
         ports: SupervisorPorts,
         spawner: Spawner,
-        approvals: Approvals,
         files: RunFiles,
     ) -> None:
         self._ports, self._clock, self._state = ports, ports.clock, ports.state
-        self._spawner, self._approvals, self._files, self._overrides = spawner, approvals, files, overrides
+        self._spawner, self._files, self._overrides = spawner, files, overrides
         self.id, events = tree, histories[tree]
         self.view = Runs.of(self.id, events)
         without_end = [view for view in self.view.runs.values() if view.ended is None]
@@ -284,8 +282,11 @@ class TreeRestorer:
                 check_price(run.account, run.plan, self._ports.prices)
             run.set_stall_timer(view.spawned.stall_seconds)
         self._count_spent(tree)
-        asked = sum(isinstance(event.body, ApprovalAsked) for event in self._events)
-        self._approvals.restore(self.id, asked=asked, answers=find_standing_answers(self._events))
+        for event in self._events:
+            if isinstance(event.body, ApprovalAsked):
+                tree.count_question()
+        for number, answer in find_standing_answers(self._events):
+            remember_answer(tree.runs[number], answer, is_restored=True)
         concurrent = self._merge_limits(tree.runs[0].plan).concurrent
         assert concurrent is not UNSET
         tree.slots.limit_to(concurrent if concurrent is None else max(concurrent, self._count_held_slots(tree)))

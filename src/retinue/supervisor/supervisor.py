@@ -21,6 +21,7 @@ from retinue.core.caller import Caller, narrow_caller
 from retinue.core.context import Context
 from retinue.core.control import (
     NO_OVERRIDES,
+    NOT_AT_WORK,
     ClientHandle,
     ClientOptions,
     Control,
@@ -53,7 +54,7 @@ from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.spawner import Spawner
 from retinue.supervisor.stored_control import Phase, StoredTrees, describe_tree
-from retinue.supervisor.tree import NOT_AT_WORK, USER, Run, TreeRegistry, check_message
+from retinue.supervisor.tree import USER, Run, TreeRegistry, check_message
 
 CALL_GIVEN_UP = "given up by the client"
 
@@ -73,7 +74,7 @@ class Supervisor(StoredTrees):
         self._files = RunFiles(ports.log, ports.state)
         driver = Driver(ports, self.trees, self, self.approvals, self._files)
         self.spawner = Spawner(ports, self.trees, driver, self, self.approvals, self._files)
-        self._restorer = Restorer(ports, self.trees, driver, self.spawner, self.approvals, self._files)
+        self._restorer = Restorer(ports, self.trees, driver, self.spawner, self._files)
 
     # Starting runs
 

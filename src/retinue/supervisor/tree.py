@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -44,10 +44,10 @@ _DIGITS = b"0123456789abcdefghjkmnpqrstvwxyz"  # without letters that look like 
 _DIGIT_OF_BYTE = _DIGITS * 8
 _RANDOM = random.Random()  # not the generator of `random` itself, which a program may seed
 os.register_at_fork(after_in_child=_RANDOM.seed)
+_NO_ANSWERS: Mapping[tuple[int | None, str], StandingAnswer] = {}
 W = TypeVar("W", bound=Log)
 USER = "user"
 MAX_MESSAGE = 256 * 1024
-NOT_AT_WORK = Receipt("too_late", why="no such run is at work here")
 LEFT_OPEN = "{tree} was left open: `retinue resume {tree}` resumes it"
 STALLED = "stalled: nothing has happened in this run for {seconds:g} s; it ends after as long again"
 SendToPeer = Callable[[str, str], Awaitable[Receipt]]  # the text, and the message id of a client
@@ -64,13 +64,22 @@ def new_span_id() -> str:
     return _RANDOM.randbytes(8).hex()
 
 
+class StandingAnswer(NamedTuple):
+    """An answer for more than one call. `words` describe it. An answer `is_restored` if an earlier process got it."""
+
+    words: str
+    is_restored: bool
+
+
 class Tree:
     """The unit of limits, cancellation and event order. `root` is the run that the tree ends with: its primary, or a
-    new run that continues an ended run in a finished tree. `is_over` means that the root has ended."""
+    new run that continues an ended run in a finished tree. `is_over` means that the root has ended.
+
+    `asked` counts the questions of the tree. `standing_answers` are by run and tool; a run of None means all runs."""
 
     __slots__ = (
-        "_labels", "clock", "id", "is_over", "log", "now", "root", "runs", "seq", "slots", "trace_id", "trace_origin",
-        "view",
+        "_labels", "asked", "clock", "id", "is_over", "log", "now", "root", "runs", "seq", "slots", "standing_answers",
+        "trace_id", "trace_origin", "view",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +106,8 @@ class Tree:
         self.root: Run | None = None
         self.is_over = False
         self.seq = seq
+        self.asked = 0
+        self.standing_answers = _NO_ANSWERS
         self._labels: dict[str, int] = {}
         if restored is not None:
             first = restored.runs[0].spawned
@@ -125,6 +136,15 @@ class Tree:
             label = f"{wanted}-{self._labels[wanted]}"
         self._labels[label] = 1
         return label
+
+    def count_question(self) -> int:
+        """Count a question, also one that is answered elsewhere. Return its number in the tree."""
+        self.asked += 1
+        return self.asked
+
+    def remember_answer(self, run: int | None, tool: str, answer: StandingAnswer) -> None:
+        """Remember an answer for all calls of a tool, in one run or (None) in the whole tree."""
+        self.standing_answers = {**self.standing_answers, (run, tool): answer}
 
     def kill(self) -> None:
         """Stop all runs at once, without waiting for their cleanup."""
