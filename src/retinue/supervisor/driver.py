@@ -121,7 +121,7 @@ class Driver:
 
     def _make_context(self, run: Run, services: RunServices) -> Context:
         metadata = {METADATA_SUBAGENT_DEPTH: run.depth, METADATA_MAX_SUBAGENT_DEPTH: run.max_depth}
-        context = Context(services, services, control=self._control, workspace=run.folders.path, metadata=metadata)
+        context = Context(services, control=self._control, workspace=run.folders.path, metadata=metadata)
         run.attach_context(context)
         return context
 
