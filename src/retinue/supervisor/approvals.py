@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -176,17 +177,19 @@ class Approvals:
             self._departure.clear()
             await self._departure.wait()
 
-    def add_attendant(self, tree: str | None) -> None:
-        """Count a person who is present to answer the questions of `tree`, or of all trees if None."""
+    @contextmanager
+    def attend(self, tree: str | None) -> Iterator[None]:
+        """Count a person who is present to answer the questions of `tree`, or of all trees if None. When the person
+        leaves, questions with nobody left to answer them wait for another person."""
         self._attendants[tree] += 1
-
-    def remove_attendant(self, tree: str | None) -> None:
-        """Remove a person from the count. Questions with nobody left to answer them wait for another person."""
-        self._attendants[tree] -= 1
-        self._departure.set()
-        for question in list(self._questions.values()):
-            if question.approver_task is None and question.open:
-                self._wait_for_others(question)
+        try:
+            yield
+        finally:
+            self._attendants[tree] -= 1
+            self._departure.set()
+            for question in list(self._questions.values()):
+                if question.approver_task is None and question.open:
+                    self._wait_for_others(question)
 
     def _wait_for_others(self, question: Question) -> None:
         """Give up a question after some time, unless a person is present by then."""

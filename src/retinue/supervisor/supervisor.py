@@ -248,11 +248,8 @@ class Supervisor(StoredTrees):
 
     @asynccontextmanager
     async def attend(self, tree: str | None = None) -> AsyncIterator[None]:
-        self.approvals.add_attendant(tree)
-        try:
+        with self.approvals.attend(tree):
             yield
-        finally:
-            self.approvals.remove_attendant(tree)
 
     async def wait_until_idle(self, tree: str) -> None:
         while self._is_at_work(tree) or self.approvals.is_attended_by_name(tree):
