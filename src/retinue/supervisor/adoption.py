@@ -266,28 +266,18 @@ class Adoption:
 
     def _spawn(self, key: str, body: RemoteSpawned) -> None:
         tree, parent = self._tree, self._runs[body.parent]
-        number = len(tree.runs)
-        label = tree.unique_label(body.label or body.agent)
-        subagent_id = body.subagent_id or key
-        ref = RunRef(
-            tree=tree.id,
-            run=number,
-            path=f"{parent.ref.path}/{body.agent}-{number}",
-            label=label,
-            agent=body.agent,
-            subagent_id=subagent_id,
-        )
-        runtime = self._peer.runtime
+        label, subagent_id, runtime = body.label or body.agent, body.subagent_id or key, self._peer.runtime
+        ref = tree.name_next_run(parent, body.agent, label=label, subagent_id=subagent_id)
         run = make_adopted(ref, Task(body.task), parent, state=self._state, runtime=runtime, key=key)
         run.open(
             RunSpawned(
                 parent=parent.ref.run,
-                label=label,
+                label=ref.label,
                 depth=run.depth,
                 task=body.task,
                 subagent_id=subagent_id,
                 workspace="",
-                profile={"name": body.agent, "runtime": self._peer.runtime},
+                profile={"name": body.agent, "runtime": runtime},
                 model=body.model,
                 call_id=body.call_id,
                 trace_id=tree.trace_id,
@@ -298,7 +288,7 @@ class Adoption:
         )
         self.add_run(key, run)
         if body.is_at_work:
-            run.write(RunStarted(self._peer.runtime))
+            run.write(RunStarted(runtime))
 
     # Questions of the peer
 

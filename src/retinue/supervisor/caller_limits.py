@@ -62,11 +62,14 @@ def serve_caller(caller: Caller) -> Iterator[None]:
         CALL.reset(token)
 
 
-def check_depth(name: str, process: Caller) -> None:
-    """Raise SpawnRefused if the caller has no level left for another run. `process` is the caller of this process."""
+def find_caller(name: object, given: Caller | None, process: Caller) -> Caller:
+    """Return the given caller, else that of the call that the current task serves, else that of this whole process.
+    Raises SpawnRefused if the caller has no level left for the run or profile `name`."""
     call = CALL.get()
-    if not (process if call is None else call.caller).may_spawn:
+    caller = given or (process if call is None else call.caller)
+    if not caller.may_spawn:
         raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=name))
+    return caller
 
 
 def find_remaining_limits(run: Run) -> Caller:

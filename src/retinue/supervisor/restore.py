@@ -66,7 +66,7 @@ from retinue.supervisor.run_roles import ChildServices
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.spawner import Continued, Spawner, find_depth, make_folders, start_from_workspace
+from retinue.supervisor.spawner import Continued, Spawner, find_depth, limit_depth, make_folders, start_from_workspace
 from retinue.supervisor.tree import Run, Tree, TreeRegistry
 from retinue.workspaces.run_folders import RunFolders, is_other_folder, resolve_remaining_paths
 from retinue.workspaces.workspace import find_workspace_kind
@@ -97,16 +97,16 @@ class Restorer:
         anything is written, if the tree cannot be resumed."""
         if tree_id in self._trees:
             raise ConfigError(f"{tree_id} is at work here already")
-        caller_limits.check_depth(tree_id, self._ports.caller)
+        caller_limits.find_caller(tree_id, None, self._ports.caller)
         restorer = self._load_tree(tree_id, histories, overrides)
         if not restorer.unfinished:
             status = restorer.view.runs[0].status
             raise ConfigError(f"{tree_id} has ended: {status}; `retinue continue {tree_id} TEXT` continues it")
-        tree, work = restorer.resume()
+        work = restorer.resume()
         for run, services, written in work:
             self._driver.start(run, services, written)
         root = work[0][0]
-        self._trees.add(tree, root=root)
+        self._trees.add(root.tree, root=root)
         return root
 
     def continue_run(self, tree: str, number: int, text: str, histories: Histories, overrides: ResumeOverrides) -> Run:
@@ -123,7 +123,7 @@ class Restorer:
         assert old is not None
         old, team = old.find_presented(), _find_team(view, old)
         parent, number = old.spawned.parent if team is None else team.spawned.parent, old.number
-        caller_limits.check_depth(f"{tree}/{number}", self._ports.caller)
+        caller_limits.find_caller(f"{tree}/{number}", None, self._ports.caller)
         conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
         reference = "" if old.remote is None else old.remote.reference
         plans = PlanRestorer(self._ports.planner, tree, view.runs[0].spawned, overrides)
@@ -244,9 +244,9 @@ class TreeRestorer:
         self._known = fold_interrupted_runs(events, before=began_with)
         self._events, self._histories = events, histories
 
-    def resume(self) -> tuple[Tree, list[tuple[Run, RunServices, Awaitable[None] | None]]]:
+    def resume(self) -> list[tuple[Run, RunServices, Awaitable[None] | None]]:
         """Resume the tree, all or nothing: raise before the first event is written if a run cannot be restored. Return
-        the tree, and each run to drive with its services and the write of its `run.resumed`; the first is the root."""
+        each run to drive with its services and the write of its `run.resumed`; the first is the root."""
         tree = self.make_tree()
         runs = [tree.runs[view.number] for view in self.unfinished]
         self._keep_files(tree)
@@ -258,7 +258,7 @@ class TreeRestorer:
         for run in runs:
             self._notify_of_children(run)
         self._acquire_slots(runs)
-        return tree, list(zip(runs, services, written, strict=True))
+        return list(zip(runs, services, written, strict=True))
 
     # Making the tree again
 
@@ -328,7 +328,6 @@ class TreeRestorer:
         policy = self._ports.policy if parent is None else parent.policy
         policy = narrow_policy(policy, plan.profile.approvals, self._state.project)
         asked_with = self._known[spawned.parent or 0].tools.get(spawned.call_id, SPAWN)
-        depth = find_depth(parent)
         given = self._overrides.limits if parent is None else Limits()
         is_ended = view.ended is not None
         return Run(
@@ -341,8 +340,8 @@ class TreeRestorer:
             policy=policy,
             slot=SlotHolder(None if parent is None or plan.team is not None else tree.slots),
             account=self._restore_account(view, parent),
-            depth=depth,
-            max_depth=self._restore_depth(parent, plan, depth),
+            depth=find_depth(parent),
+            max_depth=self._restore_depth(parent, plan),
             max_turns=spawned.max_turns if given.turns is UNSET else given.turns,
             seconds=spawned.timeout_seconds if given.seconds is UNSET else given.seconds,
             background=spawned.background,
@@ -369,12 +368,11 @@ class TreeRestorer:
             raise ConfigError(OUTSIDE.format(run=f"{self.id}/{view.number}", workspace=spawned.workspace))
         return folders
 
-    def _restore_depth(self, parent: Run | None, plan: Plan, depth: int) -> int:
-        if parent is None:
-            limit = self._merge_limits(plan).depth
-            return limit if isinstance(limit, int) else 0
-        own = plan.profile.limits.depth
-        return parent.max_depth if own is UNSET else min(parent.max_depth, depth + own)
+    def _restore_depth(self, parent: Run | None, plan: Plan) -> int:
+        if parent is not None:
+            return limit_depth(parent, plan.profile.limits)
+        limit = self._merge_limits(plan).depth
+        return limit if isinstance(limit, int) else 0
 
     def _restore_account(self, view: RunView, parent: Run | None) -> Account | None:
         """Return the account of a run: its own if it had one, else the account above. The spending of runs reported by
@@ -388,8 +386,7 @@ class TreeRestorer:
         if tokens is None and cost is None:
             return above
         owner = "the tree" if parent is None else f"'{view.agent}'"
-        around = self._spawner.total if parent is None else parent.account
-        return Account(owner, tokens=tokens, cost=cost, parent=around)
+        return Account(owner, tokens=tokens, cost=cost, parent=above)
 
     def _make_adopted(self, view: RunView, parent: Run, ref: RunRef, task: Task) -> Run:
         """Rebuild an unfinished run of a peer."""

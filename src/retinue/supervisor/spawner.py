@@ -129,7 +129,7 @@ class Spawner:
         to `ports.caller`."""
         if self._is_closed:
             raise RetinueError("this Retinue is closed")
-        caller = self._find_caller(profile, caller)
+        caller = caller_limits.find_caller(getattr(profile, "name", profile), caller, self._ports.caller)
         task, plan = self._plan_primary(profile, task, starts_from)
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
         concurrent, depth, turns = primary.concurrent, primary.depth, primary.turns
@@ -159,15 +159,6 @@ class Spawner:
         )
         self._trees.add(tree, root=run)
         return run
-
-    def _find_caller(self, profile: Profile | str, given: Caller | None) -> Caller:
-        """Return the given caller, else that of the call that the current task serves, else that of this whole process.
-        Raises SpawnRefused if the caller has no level left."""
-        call = caller_limits.CALL.get()
-        caller = given or (self._ports.caller if call is None else call.caller)
-        if not caller.may_spawn:
-            raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
-        return caller
 
     def _plan_primary(self, profile: Profile | str, task: Task, starts_from: str) -> tuple[Task, Plan]:
         """Return a primary's task, with the paths and rounds that the settings grant, and its plan. Raises ConfigError
@@ -240,7 +231,7 @@ class Spawner:
         plan = make_plan(profile, task=task, parent=parent.plan, given=given)
         if plan.needs_repository:  # its worktree is made later, by the first call that needs it
             self._state.require_repository()
-        if find_depth(parent) < _limit_depth(parent, plan.profile.limits):
+        if find_depth(parent) < limit_depth(parent, plan.profile.limits):
             return plan
         return make_plan(profile, task=task, parent=parent.plan, given=given, can_spawn=False)
 
@@ -266,7 +257,7 @@ class Spawner:
             slot.acquire_or_enqueue()
         elif not slot.try_acquire():
             raise NoSlot(NO_SLOT.format(name=checked.plan.profile.name))
-        max_depth = _limit_depth(parent, limits)
+        max_depth = limit_depth(parent, limits)
         seconds = _choose_timeout(order, checked.plan, self._ports.timeouts)
         call = caller_limits.CALL.get()
         if call is not None:
@@ -442,7 +433,7 @@ def find_depth(parent: Run | None) -> int:
     return parent.depth if parent.plan.team is not None else parent.depth + 1
 
 
-def _limit_depth(parent: Run, limits: Limits) -> int:
+def limit_depth(parent: Run, limits: Limits) -> int:
     """Return the maximum depth of runs below a child with these limits."""
     return parent.max_depth if limits.depth is UNSET else min(parent.max_depth, find_depth(parent) + limits.depth)
 
@@ -462,14 +453,11 @@ def _choose_timeout(order: SpawnOrder, plan: Plan, timeouts: Timeouts) -> float 
 
 
 def _make_ref(tree: Tree, parent: Run | None, plan: Plan, task: Task) -> RunRef:
-    number, agent = len(tree.runs), plan.profile.name
-    if parent is None:
-        path, wanted = "/main", "main"
-    else:
-        path, wanted = f"{parent.ref.path}/{agent}-{number}", " ".join(task.text.split())[:LABEL_CHARACTERS]
-    label = tree.unique_label(task.label or task.subagent_id or wanted or agent)
+    agent = plan.profile.name
+    wanted = "main" if parent is None else " ".join(task.text.split())[:LABEL_CHARACTERS]
+    label = task.label or task.subagent_id or wanted or agent
     subagent_id = task.subagent_id or f"{agent}_{time.time_ns():x}"
-    return RunRef(tree=tree.id, run=number, path=path, label=label, agent=agent, subagent_id=subagent_id)
+    return tree.name_next_run(parent, agent, label=label, subagent_id=subagent_id)
 
 
 # Folders

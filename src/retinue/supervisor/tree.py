@@ -128,14 +128,16 @@ class Tree:
         self.log = wrapped = wrap(self.log)
         return wrapped
 
-    def unique_label(self, wanted: str) -> str:
-        """Return the label `wanted`, or `wanted-2` and so on if the tree has it already."""
-        label = wanted
+    def name_next_run(self, parent: Run | None, agent: str, *, label: str, subagent_id: str) -> RunRef:
+        """Return the names of the next run of the tree. If the tree has the `label` already, the label of the run ends
+        in `-2`, `-3` and so on."""
+        number, wanted = len(self.runs), label
         while label in self._labels:
             self._labels[wanted] += 1
             label = f"{wanted}-{self._labels[wanted]}"
         self._labels[label] = 1
-        return label
+        path = "/main" if parent is None else f"{parent.ref.path}/{agent}-{number}"
+        return RunRef(tree=self.id, run=number, path=path, label=label, agent=agent, subagent_id=subagent_id)
 
     def count_question(self) -> int:
         """Count a question, also one that is answered elsewhere. Return its number in the tree."""
