@@ -63,7 +63,8 @@ class SharedServices(msgspec.Struct, frozen=True, eq=False):
 
 
 class ChildServices(msgspec.Struct, eq=False, gc=False):
-    """Spawning, waiting for and listing runs below a run. Implements ChildRuns."""
+    """The runs below a run: spawns, lists and commands them, and waits for them. Implements ChildRuns and
+    ChildCommands."""
 
     run: Run
     shared: SharedServices
@@ -99,13 +100,6 @@ class ChildServices(msgspec.Struct, eq=False, gc=False):
     def list_runs(self) -> list[RunSummary]:
         below = sorted(self.run.view.walk(), key=lambda view: view.number)
         return [describe_view(view, self.run.tree.id) for view in below if view is not self.run.view]
-
-
-class ChildCommandServices(msgspec.Struct, eq=False, gc=False):
-    """The commands of a run to the runs below it. Implements ChildCommands."""
-
-    run: Run
-    shared: SharedServices
 
     def cancel_run(self, run: int) -> bool:
         [wanted] = find_below(self.run, [run])

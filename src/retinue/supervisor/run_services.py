@@ -57,7 +57,6 @@ from retinue.supervisor.approvals import current_spec, judge_call
 from retinue.supervisor.budgets import CallReservation
 from retinue.supervisor.run_events import copy_args, write_message
 from retinue.supervisor.run_roles import (
-    ChildCommandServices,
     ChildServices,
     ConversationServices,
     FileServices,
@@ -110,8 +109,8 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         return ChildServices(self._run, self._shared)
 
     @property
-    def commands(self) -> ChildCommandServices:
-        return ChildCommandServices(self._run, self._shared)
+    def commands(self) -> ChildServices:
+        return ChildServices(self._run, self._shared)
 
     @property
     def conversation(self) -> ConversationServices:

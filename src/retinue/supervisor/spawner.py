@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -37,6 +37,7 @@ from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.tree import Run, Tree, TreeRegistry, new_span_id
+from retinue.workspaces.copies import COPIES
 from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
 from retinue.workspaces.workspace import Workspace, find_workspace, find_workspace_kind
 
@@ -341,14 +342,13 @@ class Spawner:
     def _make_spawned_event(self, run: Run, checked: CheckedOrder) -> RunSpawned:
         """Return the first event of a run, with everything known about the run before it begins. If the tree is
         reported to the process of a caller, the event says so, and screens here do not show the tree."""
-        tree, plan, ref, task, parent = run.tree, run.plan, run.ref, run.task, run.parent
+        tree, plan, ref, parent, folders = run.tree, run.plan, run.ref, run.parent, run.folders
         order, continued, call = checked.order, checked.continued, caller_limits.CALL.get()
-        folders = run.folders
         spawned = RunSpawned(  # with 15 names: Python passes more as a dict, which is slow
             parent=None if parent is None else parent.ref.run,
             label=ref.label,
             depth=run.depth,
-            task=task.text,
+            task=run.task.text,
             subagent_id=ref.subagent_id,
             workspace=folders.path,
             profile=plan.profile_json,
@@ -361,26 +361,24 @@ class Spawner:
             trace_id=tree.trace_id,
             span_id=new_span_id(),
         )
+        rare = _list_task_fields(run.task, folders.granted_paths)
         if run.account is not None and (own := run.find_own_account()) is not None and own is not self.total:
-            spawned = msgspec.structs.replace(spawned, max_tokens=own.tokens, max_cost=own.cost)
+            rare |= {"max_tokens": own.tokens, "max_cost": own.cost}
         if run.stall_timer is not None:
-            spawned = msgspec.structs.replace(spawned, stall_seconds=run.stall_timer.seconds)
+            rare["stall_seconds"] = run.stall_timer.seconds
         if run.slot.is_queued:
-            spawned = msgspec.structs.replace(spawned, queued=True)
+            rare["queued"] = True
         if order.background or order.limits is not None or order.continues is not None:
-            spawned = msgspec.structs.replace(
-                spawned, background=order.background, limits=order.limits, continues=order.continues
-            )
+            rare |= {"background": order.background, "limits": order.limits, "continues": order.continues}
         if checked.client:
-            spawned = msgspec.structs.replace(spawned, client=True)
+            rare["client"] = True
         if continued is not None:
-            spawned = msgspec.structs.replace(spawned, continues=continued.run, origin=continued.tree)
+            rare |= {"continues": continued.run, "origin": continued.tree}
         if parent is None and tree.trace_origin is not NO_ORIGIN:
-            origin = tree.trace_origin
-            spawned = msgspec.structs.replace(spawned, traceparent=origin.traceparent, baggage=origin.baggage)
+            rare |= {"traceparent": tree.trace_origin.traceparent, "baggage": tree.trace_origin.baggage}
         if self._ports.hook is not None and parent is None and call is not None:
-            spawned = msgspec.structs.replace(spawned, reported=call.reported_as(tree.id))
-        return _add_task_fields(spawned, task, folders.granted_paths)
+            rare["reported"] = call.reported_as(tree.id)
+        return msgspec.structs.replace(spawned, **rare) if rare else spawned
 
     def _grant_paths(self, task: Task) -> Task:
         """Return a primary's task with the paths that the user grants to every primary. The log keeps them, so that a
@@ -405,25 +403,24 @@ class Spawner:
         return task, self._ports.planner.plan(profile, task=task, parent=None)
 
 
-def _add_task_fields(spawned: RunSpawned, task: Task, granted_paths: Sequence[str]) -> RunSpawned:
-    """Return the first event with the other fields of the task, besides its text. Most tasks have none.
+def _list_task_fields(task: Task, granted_paths: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of the first event that are about the task, besides its text. Most tasks have none.
 
-    It names the context paths as they were resolved, so that nobody has to follow a link in them again."""
+    They name the context paths as they were resolved, so that nobody has to follow a link in them again."""
     shows_workspaces = task.include_parent_workspace and task.include_temp_workspace
     is_read = task.context or task.context_paths or task.files or not shows_workspaces
     if not is_read and task.request is None and task.rounds is None and not task.conversation:
-        return spawned
-    return msgspec.structs.replace(
-        spawned,
-        task_context=task.context,
-        context_paths=tuple(granted_paths),
-        include_parent_workspace=task.include_parent_workspace,
-        include_temp_workspace=task.include_temp_workspace,
-        request=task.request,
-        files=tuple(task.files),
-        conversation=task.conversation,
-        rounds=task.rounds,
-    )
+        return {}
+    return {
+        "task_context": task.context,
+        "context_paths": tuple(granted_paths),
+        "include_parent_workspace": task.include_parent_workspace,
+        "include_temp_workspace": task.include_temp_workspace,
+        "request": task.request,
+        "files": tuple(task.files),
+        "conversation": task.conversation,
+        "rounds": task.rounds,
+    }
 
 
 def find_depth(parent: Run | None) -> int:
@@ -474,35 +471,28 @@ def make_folders(
     kind: WorkspaceName = "shared"  # of a team: its members have workspaces of their own
     if plan.team is None:
         kind = plan.profile.workspace or default_workspace(state, sandboxed=sandboxed, primary=parent is None)
-    own = state.run_folder(ref.tree, ref.run)
-    folders_above = None if parent is None else parent.folders
-    snapshots = state.snapshots(ref.tree)
+    own, snapshots = state.run_folder(ref.tree, ref.run), state.snapshots(ref.tree)
     granted = tuple(readable)  # not the list: an empty one would be one more object for the garbage collector
     others = (snapshots, *granted) if task.include_temp_workspace else granted
-    if kind == "shared":
-        return RunFolders(own, above, others, kind, granted_paths=granted, parent=folders_above)
-    workspace = f"{own}/workspace"
-    if parent is None and plan.rounds is None:
-        snapshots = ""  # nobody reads them: it has no siblings and no evaluator
-    with_parent = (above, *others) if task.include_parent_workspace else others
-    if kind == "scratch":
-        return RunFolders(
-            own, workspace, with_parent, kind, granted_paths=granted, snapshots=snapshots, parent=folders_above
+    if kind == "shared" or (parent is None and plan.rounds is None):
+        snapshots = ""  # of a primary without rounds, nobody reads them: it has no siblings and no evaluator
+    workspace, copy = above if kind == "shared" else f"{own}/workspace", None
+    if kind in COPIES:
+        source_workspace, source = _find_source(state, parent, kind)
+        copy = Workspace(
+            kind=kind,
+            tree=ref.tree,
+            run=ref.run,
+            own=own,
+            path=workspace,
+            source=source,
+            project=state.project,
+            source_workspace=source_workspace,
         )
-    source_workspace, source = _find_source(state, parent, kind)
-    if not (sandboxed and above == state.project):
-        # A sandboxed copy of the project must not show the project itself, with its ignored files and git settings.
-        others = with_parent
-    copy = Workspace(
-        kind=kind,
-        tree=ref.tree,
-        run=ref.run,
-        own=own,
-        path=workspace,
-        source=source,
-        project=state.project,
-        source_workspace=source_workspace,
-    )
+    # A sandboxed copy of the project must not show the project itself, with its ignored files and git settings.
+    hides_parent = kind == "shared" or (copy is not None and sandboxed and above == state.project)
+    if task.include_parent_workspace and not hides_parent:
+        others = (above, *others)
     return RunFolders(
         own,
         workspace,
@@ -511,7 +501,7 @@ def make_folders(
         granted_paths=granted,
         workspace_copy=copy,
         snapshots=snapshots,
-        parent=folders_above,
+        parent=None if parent is None else parent.folders,
     )
 
 
