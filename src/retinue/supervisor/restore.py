@@ -118,45 +118,40 @@ class Restorer:
         if not events:
             raise NotFound(f"there is no tree '{tree}' in the log")
         view = Runs.of(tree, events) if live is None else live.view
-        old = view.runs.get(number)
-        self._check_continuable(tree, number, view, old, is_live=live is not None)
-        assert old is not None
-        old, team = old.find_presented(), _find_team(view, old)
-        parent, number = old.spawned.parent if team is None else team.spawned.parent, old.number
-        caller_limits.find_caller(f"{tree}/{number}", None, self._ports.caller)
-        conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
-        reference = "" if old.remote is None else old.remote.reference
+        old = _find_continuable(view, number, is_live=live is not None)
+        team, old = _find_team(view, old), old.find_presented()
+        parent = old.spawned.parent if team is None else team.spawned.parent
+        caller_limits.find_caller(f"{tree}/{old.number}", None, self._ports.caller)
+        continued = Continued(
+            tree=tree if parent is None else "",
+            run=old.number,
+            thread=fold_thread(events, old.number, before=fold_earlier_turns(histories, tree, old.spawned)),
+            chain=[(tree, old.number), *list_continued(histories, tree, old.spawned)],
+            reference="" if old.remote is None else old.remote.reference,
+        )
+        above = None
+        if parent is not None:
+            home = live or self._load_tree(tree, histories, overrides).make_tree(planned=parent)
+            above = home.runs[parent]
         plans = PlanRestorer(self._ports.planner, tree, view.runs[0].spawned, overrides)
-        chain = [(tree, number), *list_continued(histories, tree, old.spawned)]
-        if parent is None:
-            if team is not None:
-                plans.add_members(plans.restore(team, None))
-            continued = Continued(tree, number, conversation, chain, reference)
-            return self._continue_primary(old, text, overrides, plans, continued)
-        home = live or self._load_tree(tree, histories, overrides).make_tree(planned=parent)
-        name = old.spawned.subagent_id
+        plan_above = None if above is None else above.plan
         if team is not None:
-            plans.add_members(plans.restore(team, home.runs[parent].plan))
-            if team.find_presented() is old:  # the new run stands for the team
-                name = team.spawned.subagent_id
-        task = msgspec.structs.replace(restore_task(old.spawned), text=text, subagent_id=name)
-        continued = Continued("", number, conversation, chain, reference)
-        return self._continue_child(home.runs[number], task, overrides, plans, continued, parent=home.runs[parent])
-
-    def _check_continuable(self, tree: str, number: int, view: Runs, old: RunView | None, *, is_live: bool) -> None:
-        if old is None:
-            raise NotFound(f"{tree} has no run {number}")
-        if not is_live and any(each.ended is None for each in view.runs.values()):
-            raise ConfigError(f"{tree} was interrupted: `retinue resume {tree}` resumes it")
-        if old.ended is None:
-            raise ConfigError(f"{tree}/{number} is at work: `retinue send {tree}/{number} TEXT` tells it something")
-        if old.spawned.server:
-            raise ConfigError(RAN_ELSEWHERE.format(who=f"{tree}/{number}", server=old.spawned.server))
+            plans.add_members(plans.restore(team, plan_above))
+        plan = self._keep_workspace_kind(plans.restore(old, plan_above), continued)
+        if above is None:
+            return self._continue_primary(plan, old.spawned, text, overrides, continued)
+        stands_for = team if team is not None and team.find_presented() is old else old
+        task = msgspec.structs.replace(
+            restore_task(old.spawned),
+            text=text,
+            subagent_id=stands_for.spawned.subagent_id,
+            timeout_seconds=overrides.seconds,
+        )
+        return self._continue_child(above, plan, task, overrides, continued)
 
     def _continue_primary(
-        self, old: RunView, text: str, overrides: ResumeOverrides, plans: PlanRestorer, continued: Continued
+        self, plan: Plan, spawned: RunSpawned, text: str, overrides: ResumeOverrides, continued: Continued
     ) -> Run:
-        plan, spawned = self._keep_workspace_kind(plans.restore(old, None), continued), old.spawned
         task = Task(
             text,
             context=spawned.task_context,
@@ -171,6 +166,29 @@ class Restorer:
         limits = overrides.limits.override(spawned.limits) if spawned.limits is not None else overrides.limits
         return self._spawner.spawn_primary(plan.profile, task, limits=limits, continued=continued)
 
+    def _continue_child(
+        self, parent: Run, plan: Plan, task: Task, overrides: ResumeOverrides, continued: Continued
+    ) -> Run:
+        """Start a run that continues another below `parent`. If `parent` is at work and does not wait for the new run,
+        it is told of the ending as for any background run."""
+        tree, project = parent.tree, self._ports.state.project
+        is_live = tree.id in self._trees
+        if is_live and parent.is_stopping:
+            raise ConfigError(f"{tree.id}/{continued.run} cannot be continued: its parent is stopping")
+        order = SpawnOrder(
+            plan.profile,
+            task,
+            call_id=overrides.call_id,
+            background=not overrides.call_id,
+            asked_by_model=overrides.seconds is not None,
+            files=overrides.files,
+        )
+        checked = self._spawner.check_plan(parent, order, plan, base=project, name=plan.profile.name, follow=False)
+        run = self._spawner.spawn_child(parent, msgspec.structs.replace(checked, continued=continued))
+        if not is_live:
+            self._trees.add(tree, root=run)
+        return run
+
     def _keep_workspace_kind(self, plan: Plan, continued: Continued) -> Plan:
         """Return the plan with the kind of workspace of the old run, if its profile names none. A run that changes its
         runtime still starts with the files of the old run."""
@@ -181,38 +199,6 @@ class Restorer:
             if kind is not None:
                 return replace(plan, profile=replace(plan.profile, workspace=kind))
         return plan
-
-    def _continue_child(
-        self,
-        old: Run,
-        task: Task,
-        overrides: ResumeOverrides,
-        plans: PlanRestorer,
-        continued: Continued,
-        *,
-        parent: Run,
-    ) -> Run:
-        """Start a run that continues `old`, below `parent`. If `parent` is at work and does not wait for the new run,
-        it is told of the ending as for any background run."""
-        tree = parent.tree
-        is_live = tree.id in self._trees
-        if is_live and parent.is_stopping:
-            raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
-        plan = self._keep_workspace_kind(plans.restore(old.view, parent.plan), continued)
-        order = SpawnOrder(
-            plan.profile,
-            msgspec.structs.replace(task, timeout_seconds=overrides.seconds),
-            call_id=overrides.call_id,
-            background=not overrides.call_id,
-            asked_by_model=overrides.seconds is not None,
-            files=overrides.files,
-        )
-        project = self._ports.state.project
-        checked = self._spawner.check_plan(parent, order, plan, base=project, name=old.name, follow=False)
-        run = self._spawner.spawn_child(parent, msgspec.structs.replace(checked, continued=continued))
-        if not is_live:
-            self._trees.add(tree, root=run)
-        return run
 
 
 class TreeRestorer:
@@ -495,6 +481,20 @@ def _will_be_reported(run: AdoptedRun) -> bool:
 def _read_workspace_kind(spawned: RunSpawned) -> WorkspaceName:
     """Return the kind of workspace that a run had. A kind that is unknown here gives the run no folder of its own."""
     return next((kind for kind in WORKSPACES if kind == spawned.workspace_kind), "shared")
+
+
+def _find_continuable(view: Runs, number: int, *, is_live: bool) -> RunView:
+    """Return an ended run of a tree. Raises an error if the run cannot be continued."""
+    name, old = f"{view.tree}/{number}", view.runs.get(number)
+    if old is None:
+        raise NotFound(f"{view.tree} has no run {number}")
+    if not is_live and any(each.ended is None for each in view.runs.values()):
+        raise ConfigError(f"{view.tree} was interrupted: `retinue resume {view.tree}` resumes it")
+    if old.ended is None:
+        raise ConfigError(f"{name} is at work: `retinue send {name} TEXT` tells it something")
+    if old.spawned.server:
+        raise ConfigError(RAN_ELSEWHERE.format(who=name, server=old.spawned.server))
+    return old
 
 
 def _find_runtime_name(view: RunView) -> object:
