@@ -317,10 +317,13 @@ class ReplayLink:
         self._open_calls: set[str] = set()
         self._calls_done = asyncio.Event()
 
-        self.ref, self.state, self.emit, self.complete = link.ref, link.state, link.emit, link.complete
+        self.ref, self.state, self.emit = link.ref, link.state, link.emit
         self.run_host_tool, self.give_up = link.run_host_tool, link.give_up
         self.children, self.commands, self.local_calls = link.children, link.commands, link.local_calls
         self.conversation, self.team, self.files = link.conversation, link.team, link.files
+
+    async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
+        return await self._link.complete(turn, system, thread, tools)
 
     def write_calls(self, calls: Sequence[tuple[Call, ToolSpec]]) -> None:
         self._link.write_calls([(call, spec) for call, spec in calls if self._run.find_call(call.id) is not None])

@@ -40,6 +40,7 @@ from retinue.supervisor.adoption import Adoption
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.caller_limits import find_remaining_limits
 from retinue.supervisor.ports import SupervisorPorts
+from retinue.supervisor.run_messages import notify_parent
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Run, Tree, TreeRegistry
@@ -203,7 +204,7 @@ class Driver:
         if run is run.tree.root:
             self._forget_tree(run.tree)
         elif run.background and run.parent is not None and not run.parent.ending:
-            run.notify_parent()
+            notify_parent(run)
         run.finish()
 
     async def _leave_open(self, run: Run) -> None:

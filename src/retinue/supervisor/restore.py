@@ -62,6 +62,7 @@ from retinue.supervisor.policy import find_hidden_paths, narrow_policy
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.restore_plans import PlanRestorer, end_client
 from retinue.supervisor.run_events import write_lost_result
+from retinue.supervisor.run_messages import notify_parent
 from retinue.supervisor.run_roles import ChildServices
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
@@ -459,7 +460,7 @@ class TreeRestorer:
         told = self._known[run.ref.run].told
         for child in run.children:
             if child.background and child.ended and child.ref.run not in told:
-                child.notify_parent()
+                notify_parent(child)
 
     def _acquire_slots(self, runs: Sequence[Run]) -> None:
         """Give slots to the runs that were at work first, then to the runs that never had a slot."""

@@ -33,8 +33,9 @@ from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_view
 from retinue.supervisor.approvals import TURN_INTERRUPTED, Approvals
 from retinue.supervisor.run_events import copy_args, write_lost_result, write_message
+from retinue.supervisor.run_messages import check_message, send_message
 from retinue.supervisor.runfiles import RunFiles
-from retinue.supervisor.tree import Run, check_message
+from retinue.supervisor.tree import Run
 from retinue.workspaces.recording import NO_SNAPSHOT, publish_so_far
 from retinue.workspaces.run_files import read_files
 from retinue.workspaces.workspace import is_empty_folder
@@ -111,7 +112,7 @@ class ChildServices(msgspec.Struct, eq=False, gc=False):
             message = check_message(text)
         except ConfigError as error:
             raise ToolError(str(error)) from None
-        receipt, tree = await wanted.send_message(message, source=ASKER), wanted.tree
+        receipt, tree = await send_message(wanted, message, source=ASKER), wanted.tree
         return await wait_until_read(tree.log, tree.id, run, receipt, seconds=seconds)
 
     async def continue_run(self, run: int, text: str, *, seconds: float | None, call_id: str) -> int:

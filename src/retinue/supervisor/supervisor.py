@@ -50,11 +50,12 @@ from retinue.supervisor.driver import Driver
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.restore import Restorer
 from retinue.supervisor.restore_plans import CLIENT_LEFT
+from retinue.supervisor.run_messages import USER, check_message, send_message
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.spawner import Spawner
 from retinue.supervisor.stored_control import Phase, StoredTrees, describe_tree
-from retinue.supervisor.tree import USER, Run, TreeRegistry, check_message
+from retinue.supervisor.tree import Run, TreeRegistry
 
 CALL_GIVEN_UP = "given up by the client"
 
@@ -203,7 +204,7 @@ class Supervisor(StoredTrees):
         message, found = check_message(text), self.trees.find_run(tree, run)
         if found is None:
             return NOT_AT_WORK
-        return await found.send_message(message, source=source, message_id=message_id)
+        return await send_message(found, message, source=source, message_id=message_id)
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
         found = self.trees.find_run(tree, run)

@@ -1,5 +1,5 @@
-"""One tree and its live runs, with everything that the log does not hold: slots, clocks, waiters, the order of events,
-and the messages to runs. Also the registry of the live trees of this process.
+"""One tree and its live runs, with everything that the log does not hold: slots, clocks, waiters and the order of
+events. Also the registry of the live trees of this process.
 
 Writing an event means to number it, fold it into the tree's view and append it to the log. If secrets are known, every
 event is redacted first, so that log, results, screens and files are clean alike. A run whose event the log refuses,
@@ -25,14 +25,13 @@ from msgspec import UNSET, UnsetType
 from retinue.concurrency import Deadline, StallTimer
 from retinue.core import secrets
 from retinue.core.context import Context
-from retinue.core.errors import ConfigError, LogLost, RetinueError
-from retinue.core.events import Body, Delta, Event, Inbox, RunSpawned, Warned
-from retinue.core.messages import NOTICE, RunRef, UserTurn
+from retinue.core.errors import LogLost, RetinueError
+from retinue.core.events import Body, Delta, Event, RunSpawned, Warned
+from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Plan, RunHistory
 from retinue.core.ports import STATUS_FILE, Clock, Log, Policy, Receipt, RunningTeam, SpawnedRun, Timer
 from retinue.core.profiles import Task
 from retinue.core.results import Result, Status
-from retinue.core.sendable import repair_text
 from retinue.core.traces import NO_ORIGIN, FindOrigin, TraceOrigin
 from retinue.log.runs import FOLDS, Runs, RunView
 from retinue.supervisor.budgets import Account
@@ -46,8 +45,6 @@ _RANDOM = random.Random()  # not the generator of `random` itself, which a progr
 os.register_at_fork(after_in_child=_RANDOM.seed)
 _NO_ANSWERS: Mapping[tuple[int | None, str], StandingAnswer] = {}
 W = TypeVar("W", bound=Log)
-USER = "user"
-MAX_MESSAGE = 256 * 1024
 LEFT_OPEN = "{tree} was left open: `retinue resume {tree}` resumes it"
 STALLED = "stalled: nothing has happened in this run for {seconds:g} s; it ends after as long again"
 SendToPeer = Callable[[str, str], Awaitable[Receipt]]  # the text, and the message id of a client
@@ -672,48 +669,7 @@ class Run(msgspec.Struct, eq=False, gc=False):
 
     # Its inbox
 
-    async def send_message(self, text: str, *, source: str = USER, message_id: str = "") -> Receipt:
-        """Send a message to the run. Write the message and put it in the inbox in one step, so that the log has it
-        before the run can read it. For a remote run, the message goes to the peer, and is written when the peer
-        confirms it."""
-        if self.ended:
-            return Receipt("too_late", why=f"the run has ended: {self.view.status}")
-        if self.is_stopping:
-            return Receipt("too_late", why="the run is stopping")
-        if self.relay is not None:
-            return await self.relay(text, message_id)
-        if self.plan.team is not None:
-            return await self._send_to_members(text, source=source, message_id=message_id)
-        text = repair_text(text)
-        written = self.write(Inbox(text, source=source, message_id=message_id), True)
-        seq = self.tree.seq
-        self._post(UserTurn(text, source))
-        if written is not None:
-            await written
-        return Receipt("queued", seq)
-
-    async def _send_to_members(self, text: str, *, source: str, message_id: str) -> Receipt:
-        """Send a message to all members of this team that are at work. Return one receipt for all."""
-        receipts = {
-            member.ref.run: await member.send_message(text, source=source, message_id=message_id)
-            for member in self.children
-            if not member.is_stopping
-        }
-        queued = {number: receipt.seq for number, receipt in receipts.items() if receipt.state == "queued"}
-        if not queued:
-            return Receipt("too_late", why="no member of the team is at work")
-        return Receipt("queued", min(queued.values()), readers=tuple(queued))
-
-    def notify_parent(self) -> None:
-        """Tell the parent of this background run that the run has ended."""
-        parent, number = self.parent, self.ref.run
-        assert parent is not None
-        ended = f"agent:{number} [{self.ref.label}] has ended: {self.view.status}."
-        text = f"{ended} get_agent with agent_id {number} gives its result."
-        parent.write(Inbox(text, source=NOTICE, about=number))
-        parent._post(UserTurn(text, NOTICE))
-
-    def _post(self, message: UserTurn) -> None:
+    def post_message(self, message: UserTurn) -> None:
         """Put a message in the inbox, to be read at the next turn."""
         self.inbox += (message,)
         self.wake()
@@ -783,14 +739,3 @@ def _fail_quietly(waiter: asyncio.Future[None], error: LogLost) -> None:
     if not waiter.done():
         waiter.set_exception(error)
         waiter.exception()
-
-
-def check_message(text: str) -> str:
-    """Return the text of a message as the log can keep it. Raises ConfigError if the text is empty or too long."""
-    message = text.encode("utf-8", "replace").decode()
-    if not message.strip():
-        raise ConfigError("there is nothing to send: the text is empty")
-    if len(message.encode()) > MAX_MESSAGE:
-        kib = MAX_MESSAGE // 1024
-        raise ConfigError(f"the text is larger than {kib} KiB: put it in a file that the agent can read")
-    return message
