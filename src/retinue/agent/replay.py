@@ -20,7 +20,7 @@ from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny, de
 from retinue.core.errors import ConfigError, Unconfirmed
 from retinue.core.events import Inbox, Message
 from retinue.core.limits import Limits
-from retinue.core.messages import REMINDER, Call, Reply, Request, ToolSpec, UserTurn
+from retinue.core.messages import REMINDER, Call, Reply, Request, ToolSpec, Turn, UserTurn
 from retinue.core.plans import Job, Plan, Planner
 from retinue.core.ports import (
     Folders,
