@@ -363,7 +363,7 @@ class Spawner:
         )
         rare = _list_task_fields(run.task, folders.granted_paths)
         if run.account is not None and (own := run.find_own_account()) is not None and own is not self.total:
-            rare |= {"max_tokens": own.tokens, "max_cost": own.cost}
+            rare["max_tokens"], rare["max_cost"] = own.tokens, own.cost
         if run.stall_timer is not None:
             rare["stall_seconds"] = run.stall_timer.seconds
         if run.slot.is_queued:
