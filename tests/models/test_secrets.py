@@ -25,7 +25,7 @@ from retinue.core.messages import (
 from retinue.core.results import ChangedFile
 from retinue.log.runs import Runs
 from retinue.sandbox.box import mask_outputs
-from retinue.supervisor.tree import _TEXT_FIELDS, redact
+from retinue.supervisor.redaction import _TEXT_FIELDS, redact
 from retinue.testing import scripted
 from tests.gates import pass_time, until
 from tests.log.kit import make_spawned

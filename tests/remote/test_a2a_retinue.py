@@ -35,10 +35,10 @@ from tests.remote.a2a_kit import Proxy, bind
 from tests.remote.test_a2a import bodies, make_profile, read_run, supervise
 from tests.surfaces.a2a.kit import (
     VERSION_TOOL,
-    Notes,
     make_argocd,
     make_certificate,
     make_supervisor,
+    read_only_tree,
     serve,
     show_version,
 )
@@ -60,8 +60,7 @@ def make_deep() -> Profile:
 
 @pytest.mark.requirement("CAIPE-29")
 async def test_the_whole_subtree_is_visible_and_one_trace_goes_through_it(tmp_path: Path) -> None:
-    notes = Notes()
-    async with serve(tmp_path / "there", make_deep(), notes) as server, supervise(tmp_path / "here") as supervisor:
+    async with serve(tmp_path / "there", make_deep()) as server, supervise(tmp_path / "here") as supervisor:
         run = await supervisor.spawn(make_profile(server.url), Task("show version"))
         events = await read_run(run)
     paths = {event.path for event in events}
@@ -71,7 +70,7 @@ async def test_the_whole_subtree_is_visible_and_one_trace_goes_through_it(tmp_pa
     endings = [(event.run, event.body.status) for event in events if isinstance(event.body, RunEnded)]
     assert endings == [(1, "done"), (0, "done")]  # and a child never completes its parent
     assert bodies(events, RunEnded)[-1].final_response == "ArgoCD runs v2.9.3."
-    there = [event.body for event in notes.shown if isinstance(event.body, RunSpawned)]
+    there = bodies(await read_only_tree(tmp_path / "there"), RunSpawned)
     here = bodies(events, RunSpawned)
     assert len({body.trace_id for body in (*there, *here)}) == 1
     assert here[1].workspace == "" and "instructions" not in str(here[1].profile)
@@ -118,11 +117,10 @@ async def test_what_a_run_there_says_is_shown_word_by_word(tmp_path: Path) -> No
 
 
 async def test_depth_time_and_budget_of_the_caller_hold_there(tmp_path: Path) -> None:
-    notes = Notes()
-    async with serve(tmp_path / "there", make_deep(), notes) as server, supervise(tmp_path / "here") as supervisor:
+    async with serve(tmp_path / "there", make_deep()) as server, supervise(tmp_path / "here") as supervisor:
         limits = Limits(depth=0, seconds=50.0, tokens=1000)
         events = await read_run(await supervisor.spawn(make_profile(server.url), Task("go"), limits=limits))
-    [spawned] = [event.body for event in notes.shown if isinstance(event.body, RunSpawned)]
+    [spawned] = bodies(await read_only_tree(tmp_path / "there"), RunSpawned)
     assert spawned.max_tokens == 1000 and spawned.timeout_seconds is not None and spawned.timeout_seconds <= 50.0
     [refused] = [body for body in bodies(events, ToolResult) if body.name == "subagent_helper"]
     assert not refused.success and "depth" in refused.text.lower()
@@ -205,15 +203,14 @@ async def test_words_and_a_cancel_reach_a_run_below_the_task(tmp_path: Path) -> 
     model = scripted(script)
     helper = Profile("helper", "h", model=model, tools=[show_version])
     argocd = Profile("argocd", "a", model=model, tools=[helper], workspace="scratch")
-    notes = Notes()
-    async with serve(tmp_path / "there", argocd, notes) as server, supervise(tmp_path / "here") as supervisor:
+    async with serve(tmp_path / "there", argocd) as server, supervise(tmp_path / "here") as supervisor:
         run = await supervisor.spawn(make_profile(server.url), Task("go"))
         async for event in run.events():
             if isinstance(event.body, ToolResult) and event.run == 1:
                 assert (await supervisor.send(run.tree, 1, "hurry")).state == "queued"
                 assert await supervisor.cancel(run.tree, 1)
         assert (await run.result()).final_response == "went on without help"
-    there = [(event.run, event.body) for event in notes.shown if isinstance(event.body, Inbox | RunEnded)]
+    there = [(event.run, event.body) for event in await read_only_tree(tmp_path / "there")]
     assert [(number, body.text) for number, body in there if isinstance(body, Inbox)] == [(1, "hurry")]
     assert [(number, body.status) for number, body in there if isinstance(body, RunEnded)] == [
         (1, "cancelled"),

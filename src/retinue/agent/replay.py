@@ -23,18 +23,11 @@ from retinue.core.limits import Limits
 from retinue.core.messages import REMINDER, Call, Reply, Request, ToolSpec, Turn, UserTurn
 from retinue.core.plans import Job, Plan, Planner
 from retinue.core.ports import (
-    ChildCommands,
-    ChildRuns,
-    ConversationTurns,
-    FileExchange,
     Folders,
     Link,
-    LocalCalls,
     Outcome,
     Preview,
-    RunState,
     SpawnOrder,
-    TeamPlace,
     skip_preview,
 )
 from retinue.core.profiles import Profile, Task
@@ -314,7 +307,8 @@ class _JudgedSpec(ToolSpec, frozen=True, gc=False):
 
 
 class ReplayLink:
-    """The link of a replayed run. It wraps the real link, but takes messages, verdicts and answers from the record."""
+    """The link of a replayed run. It wraps the real link, but takes messages, verdicts and answers from the record. A
+    replayed run is no conversation, and has no team, rounds or sandbox of its own."""
 
     def __init__(self, link: Link, run: ReplayedRun) -> None:
         self._link = link
@@ -323,38 +317,13 @@ class ReplayLink:
         self._open_calls: set[str] = set()
         self._calls_done = asyncio.Event()
 
-        self.ref, self.emit, self.run_host_tool, self.give_up = link.ref, link.emit, link.run_host_tool, link.give_up
+        self.ref, self.state, self.emit = link.ref, link.state, link.emit
+        self.run_host_tool, self.give_up = link.run_host_tool, link.give_up
+        self.children, self.commands, self.local_calls = link.children, link.commands, link.local_calls
+        self.conversation, self.team, self.files = link.conversation, link.team, link.files
 
     async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
         return await self._link.complete(turn, system, thread, tools)
-
-    @property
-    def state(self) -> RunState:
-        return self._link.state
-
-    @property
-    def children(self) -> ChildRuns:
-        return self._link.children
-
-    @property
-    def commands(self) -> ChildCommands:
-        return self._link.commands
-
-    @property
-    def conversation(self) -> ConversationTurns:
-        return self._link.conversation
-
-    @property
-    def team(self) -> TeamPlace:
-        return self._link.team
-
-    @property
-    def files(self) -> FileExchange:
-        return self._link.files
-
-    @property
-    def local_calls(self) -> LocalCalls:
-        return self._link.local_calls
 
     def write_calls(self, calls: Sequence[tuple[Call, ToolSpec]]) -> None:
         self._link.write_calls([(call, spec) for call, spec in calls if self._run.find_call(call.id) is not None])

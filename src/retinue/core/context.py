@@ -40,8 +40,8 @@ class QuestionTool:
         return Outcome("answered" if self._fixed is None else "allowed")
 
 
-class HostServices(Protocol):
-    """The services of a run for Python functions and MCP tools, which run on the host."""
+class HostLink(Link, Protocol):
+    """The link of a run, with the services for Python functions and MCP tools, which run on the host."""
 
     def spill(self, name: str) -> Path: ...
 
@@ -57,13 +57,10 @@ class Context:
     """A run, seen from inside. `handle` is the run as other code sees it. `metadata` holds the depth of the run and
     the maximum depth."""
 
-    __slots__ = ("_asked", "_control", "_host", "_link", "_schedule", "metadata", "workspace")
+    __slots__ = ("_asked", "_control", "_link", "_schedule", "metadata", "workspace")
 
-    def __init__(
-        self, link: Link, host: HostServices, *, control: Control, workspace: str, metadata: dict[str, Any]
-    ) -> None:
-        self._link, self._host = link, host
-        self._control = control
+    def __init__(self, link: HostLink, *, control: Control, workspace: str, metadata: dict[str, Any]) -> None:
+        self._link, self._control = link, control
         self._asked = 0
         self._schedule: Callable[..., Any] | None = None  # set for a thread outside the event loop
         self.workspace: str = workspace
@@ -103,11 +100,11 @@ class Context:
 
     def record_activity(self) -> None:
         """Record activity in a call that writes no event, to keep the run from counting as stalled."""
-        self._host.record_activity()
+        self._link.record_activity()
 
     def spill(self, name: str) -> Path:
         """Return a new file that the run can read, for a result that does not fit inline."""
-        return self._host.spill(name)
+        return self._link.spill(name)
 
     async def ask_person(
         self, name: str, args: dict[str, Any], text: str, asker: Sequence[str] = ()
@@ -116,7 +113,7 @@ class Context:
         person says no or nobody can be asked. `asker` are ids under which a run of a peer, below this one, may be
         reported: the question then belongs to that run."""
         question = QuestionTool(ToolSpec(name, text, {}, tier=QUESTION, host=True), text)
-        await self._host.ask(Call("", name, args), question, asker)
+        await self._link.ask(Call("", name, args), question, asker)
         return question.answer
 
     def list_children(self) -> list[RunSummary]:
@@ -145,7 +142,7 @@ class Context:
         approver the run ends."""
         self._asked += 1
         question = QuestionTool(ToolSpec(action, "", {}, host=True), fixed=args)
-        await self._host.ask(Call(f"ctx_{action}_{self._asked}", action, args), question)
+        await self._link.ask(Call(f"ctx_{action}_{self._asked}", action, args), question)
         return question.answer is not None
 
     async def spawn(self, profile: Profile[OutputT] | str, task: str | Task) -> RunHandle[OutputT]:

@@ -25,7 +25,6 @@ from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
     Body,
-    Delta,
     Event,
     Inbox,
     RunEnded,
@@ -35,18 +34,18 @@ from retinue.core.events import (
 )
 from retinue.core.messages import ASKER, QUESTION, Call, RunRef, ToolSpec
 from retinue.core.plans import Plan
-from retinue.core.ports import Clock, Receipt
+from retinue.core.ports import Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status, ending_texts
 from retinue.core.secrets import SecretStream
+from retinue.log.runs import RunView
 from retinue.remote.port import Peer, RemoteDelta, RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.supervisor.approvals import Approvals, judge_call
 from retinue.supervisor.budgets import NO_COST, Account, Amount
-from retinue.supervisor.run import Run
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.tree import Tree, new_span_id
+from retinue.supervisor.tree import Run, Tree, new_span_id
 from retinue.workspaces.run_folders import RunFolders, StateFolder
 
 CONFIRM_SECONDS = 5.0
@@ -59,8 +58,6 @@ class AdoptedRun(Run, eq=False):
     """A run of a peer, as a run of our tree. `key` is the peer's id for the run. `adoption` is None if the log has the
     run but no peer reports it any more."""
 
-    tree: Tree = None  # type: ignore[assignment]
-    clock: Clock = None  # type: ignore[assignment]
     key: str = ""
     adoption: Adoption | None = None
 
@@ -86,14 +83,14 @@ class AdoptedRun(Run, eq=False):
         for child in self.children:
             child.stop(below)
         partial = partial or self.view.last_message
-        milliseconds = round((self.clock.monotonic() - self.started) * 1000)
-        self.tree.write(self, RunEnded.from_ending(ending, duration_ms=milliseconds, partial=partial))
+        milliseconds = round(self.measure_duration() * 1000)
+        self.write(RunEnded.from_ending(ending, duration_ms=milliseconds, partial=partial))
         self.finish()
 
     def release(self) -> None:
         Run.release(self)
         self.set_relay(None)
-        self.tree = self.adoption = None  # type: ignore[assignment]
+        self.adoption = None
 
     def attach(self, adoption: Adoption) -> None:
         """Connect the run to `adoption`, which takes reports about the run and carries messages to it."""
@@ -129,15 +126,13 @@ class Adoption:
         peer: Peer,
         remote: RemoteRun,
         *,
-        clock: Clock,
         state: StateFolder,
         approvals: Approvals,
         account: Account | None = None,
         bounds: Bounds | None = None,
     ) -> None:
         self._tree, self._peer, self._remote = tree, peer, remote
-        self._clock, self._state, self._approvals = clock, state, approvals
-        self._account = account
+        self._state, self._approvals, self._account = state, approvals, account
         self._validator = ReportValidator(peer.who, bounds)
         self._runs: dict[str, Run] = {}
         self._anchors: set[str] = set()
@@ -151,7 +146,7 @@ class Adoption:
     @property
     def is_over(self) -> bool:
         """True if the tree has ended. A run that continues it in this process belongs to another Tree object."""
-        return self._tree.root is not None and self._tree.root.finished
+        return self._tree.is_over
 
     @property
     def is_asking(self) -> bool:
@@ -247,26 +242,16 @@ class Adoption:
     def _show(self, key: str, run: Run, said: RemoteDelta) -> None:
         """Show a piece of text while a run of the peer streams it."""
         run.record_activity()
-        body, ref = self._speech.setdefault((key, said.kind), _Speech()).apply(said), run.ref
-        if body.text and not run.ending:
-            delta = Delta(
-                tree=ref.tree,
-                run=ref.run,
-                path=ref.path,
-                agent=ref.agent,
-                text=body.text,
-                kind=body.kind,
-                turn=body.turn,
-                offset=body.offset,
-            )
-            self._tree.log.show(delta)
+        body = self._speech.setdefault((key, said.kind), _Speech()).apply(said)
+        if body.text:
+            run.show_delta(body.kind, body.text, body.turn, body.offset)
 
     def _write(self, run: Run, body: Body) -> None:
         if self._written and not isinstance(body, _OWN_PACE) and self._is_written(run, body):
             return
-        self._tree.write(run, body)
+        run.write(body)
         if isinstance(body, ApprovalAsked):
-            self._approvals.count_question(self._tree.id)
+            self._tree.count_question()
         elif isinstance(body, UsageReported) and self._account is not None:
             spent = Amount(body.usage.total_tokens, body.cost or NO_COST)
             self._account.add_spent(spent, estimated=body.estimated)
@@ -281,32 +266,18 @@ class Adoption:
 
     def _spawn(self, key: str, body: RemoteSpawned) -> None:
         tree, parent = self._tree, self._runs[body.parent]
-        number = len(tree.runs)
-        label = tree.unique_label(body.label or body.agent)
-        subagent_id = body.subagent_id or key
-        ref = RunRef(
-            tree=tree.id,
-            run=number,
-            path=f"{parent.ref.path}/{body.agent}-{number}",
-            label=label,
-            agent=body.agent,
-            subagent_id=subagent_id,
-        )
-        runtime = self._peer.runtime
-        run = make_adopted(
-            tree, ref, Task(body.task), parent, clock=self._clock, state=self._state, runtime=runtime, key=key
-        )
-        tree.add_run(run)
-        tree.open(
-            run,
+        label, subagent_id, runtime = body.label or body.agent, body.subagent_id or key, self._peer.runtime
+        ref = tree.name_next_run(parent, body.agent, label=label, subagent_id=subagent_id)
+        run = make_adopted(ref, Task(body.task), parent, state=self._state, runtime=runtime, key=key)
+        run.open(
             RunSpawned(
                 parent=parent.ref.run,
-                label=label,
+                label=ref.label,
                 depth=run.depth,
                 task=body.task,
                 subagent_id=subagent_id,
                 workspace="",
-                profile={"name": body.agent, "runtime": self._peer.runtime},
+                profile={"name": body.agent, "runtime": runtime},
                 model=body.model,
                 call_id=body.call_id,
                 trace_id=tree.trace_id,
@@ -317,7 +288,7 @@ class Adoption:
         )
         self.add_run(key, run)
         if body.is_at_work:
-            tree.write(run, RunStarted(self._peer.runtime))
+            run.write(RunStarted(runtime))
 
     # Questions of the peer
 
@@ -349,7 +320,7 @@ class Adoption:
         if verdict.what != "allow" or verdict.rule:
             try:
                 decision = await self._approvals.decide(
-                    self._tree, run, call, spec=spec, preview=body.preview, verdict=verdict, runs_here=False
+                    run, call, spec=spec, preview=body.preview, verdict=verdict, runs_here=False
                 )
             except Unconfirmed:
                 decision = Deny(NOBODY_ASKED)
@@ -364,7 +335,7 @@ class Adoption:
         question.cancel()
         for asked in run.view.approvals:
             if asked.call_id in (body.call_id, body.approval_id):
-                self._tree.write(run, msgspec.structs.replace(body, approval_id=asked.approval_id, by="peer"))
+                run.write(msgspec.structs.replace(body, approval_id=asked.approval_id, by="peer"))
 
     # Commands for the peer
 
@@ -395,7 +366,7 @@ class Adoption:
 
     def _confirm(self, key: str, run: Run) -> None:
         text, message_id, place = self._words[key].popleft()
-        self._tree.write(run, Inbox(text, source="user", message_id=message_id))
+        run.write(Inbox(text, source="user", message_id=message_id))
         if not place.done():
             place.set_result(self._tree.seq)
 
@@ -409,21 +380,21 @@ class Adoption:
             self._remote.cancel(run.key)
 
 
-def make_adopted(  # noqa: PLR0913 - each by name
-    tree: Tree,
+def make_adopted(
     ref: RunRef,
     task: Task,
     parent: Run,
     *,
-    clock: Clock,
     state: StateFolder,
     runtime: str,
     key: str,
     account: Account | None = None,
+    view: RunView | None = None,
 ) -> AdoptedRun:
-    """Return a new AdoptedRun. The caller adds it to the tree."""
-    folders = RunFolders(state.run_folder(tree.id, ref.run), "", ())
+    """Return a new AdoptedRun, or one with its `view` from the log. The caller adds it to the tree."""
+    folders = RunFolders(state.run_folder(ref.tree, ref.run), "", ())
     run = AdoptedRun(
+        tree=parent.tree,
         ref=ref,
         plan=Plan(profile=Profile(runtime), runtime=IN_PROCESS),
         task=task,
@@ -433,10 +404,9 @@ def make_adopted(  # noqa: PLR0913 - each by name
         slot=SlotHolder(None),
         account=account,
         depth=parent.depth + 1,
-        started=clock.monotonic(),
-        tree=tree,
-        clock=clock,
+        started=parent.tree.clock.monotonic(),
         key=key,
+        view=view,  # type: ignore[arg-type] # set when `run.spawned` is folded
     )
-    run.set_stall_timer(None, clock, tree.write)
+    run.set_stall_timer(None)
     return run

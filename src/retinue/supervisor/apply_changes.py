@@ -11,7 +11,7 @@ from retinue.core.messages import Call
 from retinue.core.ports import Outcome
 from retinue.core.results import format_changed_files
 from retinue.supervisor.policy import find_write_denial
-from retinue.supervisor.run import Run
+from retinue.supervisor.tree import Run
 from retinue.workspaces.copies import CopiedWorkspace, TargetFolder, explain_missing_copy, find_copy
 from retinue.workspaces.merge import MergePlan
 from retinue.workspaces.run_folders import find_state_folder

@@ -10,8 +10,9 @@ open for some time. This module knows runs and trees, but not how a call is made
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,8 +40,7 @@ from retinue.core.rules import ALLOW, ASK, FILES, WRITERS, Verdict, derive_rules
 from retinue.core.secrets import clean_text, clean_value
 from retinue.log.blocks import format_json
 from retinue.supervisor.policy import SANDBOXED_TOOLS, find_sandbox_policy, subjects_of
-from retinue.supervisor.run import Run
-from retinue.supervisor.tree import Tree
+from retinue.supervisor.tree import Run, StandingAnswer, Tree
 
 MAX_REMEMBERED = 10_000
 CLOSE_SECONDS = 2.0
@@ -61,10 +61,10 @@ class ApprovalTerms(msgspec.Struct, frozen=True):
     wait: float | None = None
 
 
-async def write_started(tree: Tree, run: Run, call: Call) -> None:
+async def write_started(run: Run, call: Call) -> None:
     """Write that an approved call starts, and wait until this is on disk. After a crash, the log says whether the tool
     may have run."""
-    written = tree.write(run, ToolStarted(call.id), True)
+    written = run.write(ToolStarted(call.id), True)
     if written is not None:
         await written
 
@@ -88,19 +88,15 @@ class Approvals:
         self._project = project
         self._questions: dict[str, Question] = {}
         self._answered: dict[str, None] = {}
-        self._standing_answers: dict[tuple[str, int | None, str], str] = {}
-        self._restored: set[tuple[str, int | None, str]] = set()  # standing answers from an earlier process
         self._approver_tasks = TaskOwner()
         self._attendants: Counter[str | None] = Counter()  # people present for a tree; None is for all trees
         self._departure = asyncio.Event()  # set when one of them has left
-        self._asked: Counter[str] = Counter()  # how many questions each tree has asked
-        self._watchers: set[_Watcher] = set()
+        self._watchers: dict[asyncio.Queue[QuestionChange], str | None] = {}  # and the tree of each, or None for all
 
     # Asking
 
     async def decide(
         self,
-        tree: Tree,
         run: Run,
         call: Call,
         *,
@@ -111,47 +107,44 @@ class Approvals:
     ) -> Decision:
         """Decide about a call that the policy does not simply allow. The decision is written before it takes
         effect. The start of a call that does not run here is for its peer to report."""
-        tool = join_seal(call.name, spec.seal)
-        standing = self._find_standing(tree.id, run.ref.run, tool, verdict)
+        standing = _find_standing(run, call, spec, verdict)
         if verdict.what != "ask" or standing:
             rule = standing or verdict.rule
             is_denied = verdict.what == "deny"
             decision: Decision = Deny(f"the rule {verdict.rule} forbids it") if is_denied else Allow()
             body = _decided_event(
-                tree.next_approval_id(run), call, spec, decision, by=f"rule: {rule}", scope="call", rule=rule
+                run.next_approval_id(), call, spec, decision, by=f"rule: {rule}", scope="call", rule=rule
             )
-            written = tree.write(run, body, not (spec.repeatable or spec.waits))  # as for its call
+            written = run.write(body, not (spec.repeatable or spec.waits))  # as for its call
             if written is not None:
                 await written
             return decision
-        if not self._terms.wait and not self._is_attended(tree):
-            raise _make_unconfirmed(tree, run, call)
+        if not self._terms.wait and not self._is_attended(run.tree):
+            raise _make_unconfirmed(run, call)
         shown = preview if isinstance(preview, str) else await preview()
-        if spec.seal and (verdict.changed or self._stood_before(tree.id, tool)):
+        if spec.seal and (verdict.changed or _was_allowed_before(run.tree, call, spec)):
             shown = _describe_changed_tool(run, call, spec, shown)
-        self.count_question(tree.id)
-        approval = _make_approval(tree, run, call, spec=spec, preview=shown, verdict=verdict, project=self._project)
-        approval = msgspec.structs.replace(approval, number=self._asked[tree.id])
-        decision = await self._ask(Question(tree=tree, run=run, call=call, spec=spec, approval=approval))
+        approval = _make_approval(run, call, spec=spec, preview=shown, verdict=verdict, project=self._project)
+        decision = await self._ask(Question(run=run, call=call, spec=spec, approval=approval))
         if isinstance(decision, Allow) and runs_here:
-            await write_started(tree, run, call)
+            await write_started(run, call)
         return decision
 
     async def _ask(self, question: Question) -> Decision:
         """Ask a question and wait for its answer, while the clocks of the run and its ancestors are paused."""
         approval, run = question.approval, question.run
         self._questions[approval.id] = question
-        question.tree.write(run, _asked_event(approval))
-        self._publish(question.tree.id, approval)
+        run.write(_asked_event(approval))
+        self._publish(approval.tree, approval)
         run.pause_for_person()
         try:
             self._consult(question)
             decision = await question.answer
         except asyncio.CancelledError:
             if run.is_interrupted and not run.is_stopping:
-                self._write(question, Deny(TURN_INTERRUPTED), by="user", scope="call")
+                self._write(question, Deny(TURN_INTERRUPTED), by="user")
             elif question.call.within and not run.is_stopping:
-                self._write(question, Deny(PROGRAM_ENDED), by="expiry", scope="call")
+                self._write(question, Deny(PROGRAM_ENDED), by="expiry")
             raise
         finally:
             run.resume_after_person()
@@ -159,7 +152,7 @@ class Approvals:
         if question.written is not None:
             await question.written
         if decision is None:
-            raise _make_unconfirmed(question.tree, run, question.call)
+            raise _make_unconfirmed(run, question.call)
         return decision
 
     def _is_attended(self, tree: Tree) -> bool:
@@ -184,21 +177,23 @@ class Approvals:
             self._departure.clear()
             await self._departure.wait()
 
-    def add_attendant(self, tree: str | None) -> None:
-        """Count a person who is present to answer the questions of `tree`, or of all trees if None."""
+    @contextmanager
+    def attend(self, tree: str | None) -> Iterator[None]:
+        """Count a person who is present to answer the questions of `tree`, or of all trees if None. When the person
+        leaves, questions with nobody left to answer them wait for another person."""
         self._attendants[tree] += 1
-
-    def remove_attendant(self, tree: str | None) -> None:
-        """Remove a person from the count. Questions with nobody left to answer them wait for another person."""
-        self._attendants[tree] -= 1
-        self._departure.set()
-        for question in list(self._questions.values()):
-            if question.approver_task is None and question.open:
-                self._wait_for_others(question)
+        try:
+            yield
+        finally:
+            self._attendants[tree] -= 1
+            self._departure.set()
+            for question in list(self._questions.values()):
+                if question.approver_task is None and question.open:
+                    self._wait_for_others(question)
 
     def _wait_for_others(self, question: Question) -> None:
         """Give up a question after some time, unless a person is present by then."""
-        if not self._has_attendant(question.tree):
+        if not self._has_attendant(question.run.tree):
             seconds = self._terms.wait or LEFT_SECONDS
             question.timers.append(self._clock.call_later(seconds, partial(self._give_up, question, seconds)))
 
@@ -207,7 +202,7 @@ class Approvals:
         terms, later = self._terms, self._clock.call_later
         if terms.expiry is not None:
             question.timers.append(later(terms.expiry, lambda: self._expire(question)))
-        if self.approver is not None and self._has_approver(question.tree):
+        if self.approver is not None and self._has_approver(question.run.tree):
             question.approver_task = self._approver_tasks.start(self._ask_approver(self.approver, question))
         else:
             self._wait_for_others(question)
@@ -236,7 +231,7 @@ class Approvals:
     def _fail(self, question: Question, text: str) -> None:
         """End the run of a question whose approver failed. This is an error of the program, not a person's no."""
         if question.open:
-            self._write(question, Deny(text), by="function", scope="call")
+            self._write(question, Deny(text), by="function")
             question.answer.set_exception(Failed(text))
             self._close(question)
 
@@ -244,41 +239,34 @@ class Approvals:
         self._resolve(question, Deny(f"nobody answered within {self._terms.expiry:g} s"), by="expiry")
 
     def _give_up(self, question: Question, seconds: float) -> None:
-        if question.open and not self._has_attendant(question.tree):
+        if question.open and not self._has_attendant(question.run.tree):
             reason = f"nobody was there to answer within {seconds:g} s"
-            self._write(question, Deny(reason), by="expiry", scope="call")
+            self._write(question, Deny(reason), by="expiry")
             question.answer.set_result(None)
             self._close(question)
-
-    def count_question(self, tree: str) -> None:
-        """Count a question of a tree, also one that is answered elsewhere: all have numbers where the tree is shown."""
-        self._asked[tree] += 1
 
     # Answering
 
     def pending(self, tree: str | None = None) -> list[Approval]:
         """Return the open questions, oldest first."""
-        return [q.approval for q in self._questions.values() if q.open and tree in (None, q.tree.id)]
+        return [q.approval for q in self._questions.values() if q.open and tree in (None, q.approval.tree)]
 
     async def watch_questions(self, tree: str | None = None) -> AsyncGenerator[QuestionChange]:
         """Yield the open questions, then each change. A slow watcher delays nobody."""
-        watcher = _Watcher(tree)
-        watcher.changes.extend(self.pending(tree))
-        self._watchers.add(watcher)
+        changes: asyncio.Queue[QuestionChange] = asyncio.Queue()
+        for question in self.pending(tree):
+            changes.put_nowait(question)
+        self._watchers[changes] = tree
         try:
             while True:
-                while watcher.changes:
-                    yield watcher.changes.popleft()
-                watcher.wake.clear()
-                await watcher.wake.wait()
+                yield await changes.get()
         finally:
-            self._watchers.discard(watcher)
+            del self._watchers[changes]
 
     def _publish(self, tree: str, change: QuestionChange) -> None:
-        for watcher in self._watchers:
-            if watcher.tree in (None, tree):
-                watcher.changes.append(change)
-                watcher.wake.set()
+        for changes, watched in self._watchers.items():
+            if watched in (None, tree):
+                changes.put_nowait(change)
 
     def answer(
         self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = "", key: str = ""
@@ -310,10 +298,10 @@ class Approvals:
         decision = self._check_answer(question, decision)
         decision = self._keep_rule(question, decision) if isinstance(decision, Allow) else decision
         reach = decision.scope if isinstance(decision, Allow) else "call"
-        self._write(question, decision, by=by, surface=surface, scope=scope or reach, rule=rule, key=key)
+        body = self._write(question, decision, by=by, surface=surface, scope=scope or reach, rule=rule, key=key)
         question.answer.set_result(decision)
         self._close(question)
-        self._answer_others(question, decision, by=by, surface=surface)
+        self._answer_others(question, decision, body)
         return True
 
     def _check_answer(self, question: Question, decision: Decision) -> Decision:
@@ -343,43 +331,24 @@ class Approvals:
                 self._book.keep(rule)
         except ConfigError as error:
             warning = f"the answer holds for this call only: {error}"
-            question.tree.write(question.run, Warned(warning, code="rule_not_kept"))
+            question.run.write(Warned(warning, code="rule_not_kept"))
             return msgspec.structs.replace(decision, scope="call")
         return decision
 
-    def _answer_others(self, question: Question, decision: Decision, *, by: str, surface: str) -> None:
+    def _answer_others(self, question: Question, decision: Decision, written: ApprovalDecided) -> None:
         """Answer the other open questions that this answer covers too."""
-        tree, run, tool = question.tree.id, question.run.ref.run, join_seal(question.call.name, question.spec.seal)
+        surface = written.surface
         if decision.all_pending_of_run:
             same = Deny(decision.reason) if isinstance(decision, Deny) else Allow()
-            self._resolve_all(lambda q: same if q.run is question.run else None, "pending", surface, by=by)
+            self._resolve_all(lambda q: same if q.run is question.run else None, "pending", surface, by=written.by)
         if isinstance(decision, Deny) or decision.scope == "call":
             return
         if decision.scope == "project":
             rule = question.approval.rule
             self._resolve_all(lambda q: Allow() if q.judge().what == "allow" else None, "project", surface, rule=rule)
             return
-        words = self.remember(tree, run, tool, scope=decision.scope, by=by)
-        find = self._find_standing_for
-        self._resolve_all(lambda q: Allow() if find(q) else None, decision.scope, surface, rule=words)
-
-    def remember(self, tree: str, run: int, tool: str, *, scope: str, by: str) -> str:
-        """Remember an answer for all calls of a tool, in a run or in its tree. Return a description of the answer."""
-        where = "this run" if scope == "run" else "this tree"
-        words = f"{tool.partition('@')[0]} in {where}, said by {by}"
-        key = (tree, run if scope == "run" else None, tool)
-        self._standing_answers[key] = words
-        self._restored.discard(key)
-        return words
-
-    def restore(self, tree: str, *, asked: int, answers: Iterable[tuple[int, ApprovalDecided]]) -> None:
-        """Restore the state of a tree from an earlier process: the number of its questions, and its answers for more
-        than one call."""
-        self._asked[tree] = asked
-        for run, body in answers:
-            tool = join_seal(body.tool, body.seal)
-            self.remember(tree, run, tool, scope=body.scope, by=body.by)
-            self._restored.add((tree, run if body.scope == "run" else None, tool))
+        words = remember_answer(question.run, written)
+        self._resolve_all(lambda q: Allow() if q.find_standing() else None, decision.scope, surface, rule=words)
 
     def _resolve_all(
         self, choose: Callable[[Question], Decision | None], scope: str, surface: str, *, by: str = "", rule: str = ""
@@ -390,43 +359,23 @@ class Approvals:
                 by = by or f"rule: {rule}"
                 self._resolve(question, decision, by=by, surface=surface, scope=scope, rule=rule)
 
-    def _find_standing_for(self, question: Question) -> str:
-        tool = join_seal(question.call.name, question.spec.seal)
-        return self._find_standing(question.tree.id, question.run.ref.run, tool, question.judge())
-
-    def _find_standing(self, tree: str, run: int, tool: str, verdict: Verdict) -> str:
-        """Return the description of an earlier answer that covers a call, or ''. An answer from an earlier process
-        does not cover a call that a current rule asks about: a log never loosens the settings."""
-        if not self._standing_answers or verdict.what != "ask" or verdict.firm:
-            return ""
-        for key in ((tree, run, tool), (tree, None, tool)):
-            words = self._standing_answers.get(key, "")
-            if words and not (verdict.rule and key in self._restored):
-                return words
-        return ""
-
-    def _stood_before(self, tree: str, tool: str) -> bool:
-        """Return True if a person allowed the tool while it had another seal."""
-        before = f"{tool.partition('@')[0]}@"
-        return any(its == tree and name != tool and name.startswith(before) for its, _, name in self._standing_answers)
-
     def _write(
         self,
         question: Question,
         decision: Decision,
         *,
         by: str,
-        scope: str,
+        scope: str = "call",
         surface: str = "",
         rule: str = "",
         key: str = "",
-    ) -> None:
-        call, spec, ours = question.call, question.spec, question.approval.id
-        body = _decided_event(ours, call, spec, decision, by=by, scope=scope, rule=rule)
+    ) -> ApprovalDecided:
+        approval = question.approval
+        body = _decided_event(approval.id, question.call, question.spec, decision, by=by, scope=scope, rule=rule)
         body = msgspec.structs.replace(body, surface=surface, key=key)
-        question.written = question.tree.write(question.run, body, True)
+        question.written = question.run.write(body, True)
         question.closed = QuestionClosed(
-            id=ours,
+            id=approval.id,
             allowed=body.allowed,
             by=clean_text(by),
             surface=surface,
@@ -434,37 +383,21 @@ class Approvals:
             at=self._clock.wall(),
             key=key,
         )
+        return body
 
     # Leaving
 
     def _close(self, question: Question) -> None:
         question.close()
         if self._questions.pop(question.approval.id, None) is not None:
-            self._publish(question.tree.id, question.closed or QuestionClosed(question.approval.id))
+            self._publish(question.approval.tree, question.closed or QuestionClosed(question.approval.id))
             self._answered[question.approval.id] = None
             if len(self._answered) > MAX_REMEMBERED:
                 del self._answered[next(iter(self._answered))]
 
-    def forget_tree(self, tree: str) -> None:
-        """Drop the answers for a tree that has ended."""
-        self._asked.pop(tree, None)
-        if self._standing_answers:
-            for key in [key for key in self._standing_answers if key[0] == tree]:
-                del self._standing_answers[key]
-                self._restored.discard(key)
-
     async def close(self) -> None:
         """Cancel the approver functions that still run."""
         await self._approver_tasks.close(CLOSE_SECONDS)
-
-
-class _Watcher:
-    """A watcher of the questions of a tree, or of all trees, with its unread changes."""
-
-    def __init__(self, tree: str | None) -> None:
-        self.tree = tree
-        self.changes: deque[QuestionChange] = deque()
-        self.wake = asyncio.Event()
 
 
 @dataclass(slots=True, eq=False)
@@ -472,7 +405,6 @@ class Question:
     """An open question. `answer` is None if nobody came to answer. `written` is done when the log has the answer.
     `closed` describes the answer for watchers."""
 
-    tree: Tree
     run: Run
     call: Call
     spec: ToolSpec
@@ -492,10 +424,13 @@ class Question:
         """True if the call or the tool differs from the one shown."""
         if self.spec.server and current_spec(self.run, self.spec).seal != self.spec.seal:
             return True
-        return _digest_call(self.tree, self.run, self.call) != self.approval.digest
+        return _digest_call(self.run, self.call) != self.approval.digest
 
     def judge(self) -> Verdict:
         return judge_call(self.run, self.spec, self.call)
+
+    def find_standing(self) -> str:
+        return _find_standing(self.run, self.call, self.spec, self.judge())
 
     def close(self) -> None:
         """Stop the timers and the approver function."""
@@ -514,6 +449,32 @@ def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
     if run.plan.handed_files and verdict == ASK and _writes_handed_file(run, spec, call):
         return ALLOW
     return verdict
+
+
+def remember_answer(run: Run, answer: ApprovalDecided, *, is_restored: bool = False) -> str:
+    """Remember an answer for all calls of a tool, in the run or in its tree. Return a description of the answer."""
+    is_for_run = answer.scope == "run"
+    words = f"{answer.tool} in this {'run' if is_for_run else 'tree'}, said by {answer.by}"
+    tool, standing = join_seal(answer.tool, answer.seal), StandingAnswer(words, is_restored)
+    run.tree.remember_answer(run.ref.run if is_for_run else None, tool, standing)
+    return words
+
+
+def _find_standing(run: Run, call: Call, spec: ToolSpec, verdict: Verdict) -> str:
+    """Return the description of an earlier answer that covers a call, or ''. An answer from an earlier process does not
+    cover a call that a current rule asks about: a log never loosens the settings."""
+    answers = run.tree.standing_answers
+    if not answers or verdict.what != "ask" or verdict.firm:
+        return ""
+    tool = join_seal(call.name, spec.seal)
+    found = [answer for key in ((run.ref.run, tool), (None, tool)) if (answer := answers.get(key)) is not None]
+    return next((answer.words for answer in found if not (verdict.rule and answer.is_restored)), "")
+
+
+def _was_allowed_before(tree: Tree, call: Call, spec: ToolSpec) -> bool:
+    """Return True if a person allowed the tool while it had another seal."""
+    tool = join_seal(call.name, spec.seal)
+    return any(other != tool and other.startswith(f"{call.name}@") for _, other in tree.standing_answers)
 
 
 def _writes_handed_file(run: Run, spec: ToolSpec, call: Call) -> bool:
@@ -554,17 +515,15 @@ def _describe_changed_tool(run: Run, call: Call, spec: ToolSpec, shown: str) -> 
     return "\n".join([*lines, "", shown or format_json(clean_value(call.args))])
 
 
-def _digest_call(tree: Tree, run: Run, call: Call) -> str:
-    return digest_of(tree.id, run=run.ref.run, call_id=call.id, tool=call.name, args=call.args)
+def _digest_call(run: Run, call: Call) -> str:
+    return digest_of(run.tree.id, run=run.ref.run, call_id=call.id, tool=call.name, args=call.args)
 
 
-def _make_approval(
-    tree: Tree, run: Run, call: Call, *, spec: ToolSpec, preview: str, verdict: Verdict, project: str
-) -> Approval:
+def _make_approval(run: Run, call: Call, *, spec: ToolSpec, preview: str, verdict: Verdict, project: str) -> Approval:
     ref = run.ref
     return Approval(
-        id=tree.next_approval_id(run),
-        tree=tree.id,
+        id=run.next_approval_id(),
+        tree=ref.tree,
         run=ref.run,
         path=ref.path,
         agent=ref.agent,
@@ -574,15 +533,16 @@ def _make_approval(
         label=None if run.parent is None else ref.label,
         preview=clean_text(preview),
         rule="" if verdict.rule else _derive_rule(run, call, project, spec.seal),
-        digest=_digest_call(tree, run, call),
+        digest=_digest_call(run, call),
+        number=run.tree.count_question(),
     )
 
 
-def _make_unconfirmed(tree: Tree, run: Run, call: Call) -> Unconfirmed:
+def _make_unconfirmed(run: Run, call: Call) -> Unconfirmed:
     """Return the error for a call that nobody can be asked about. The ending of a subagent has a fixed text, so a
     warning names the tool."""
     if not run.is_primary:
-        tree.write(run, Warned(f"{call.name} needs a confirmation, and no approver is attached", "unconfirmed"))
+        run.write(Warned(f"{call.name} needs a confirmation, and no approver is attached", "unconfirmed"))
     return Unconfirmed(call.name)
 
 

@@ -16,10 +16,8 @@ from contextvars import ContextVar
 
 from retinue.core.caller import Caller
 from retinue.core.errors import DEPTH_EXCEEDED, SpawnRefused
-from retinue.core.ports import Clock
 from retinue.supervisor.budgets import NO_COST, Account
-from retinue.supervisor.run import Run
-from retinue.supervisor.tree import Tree
+from retinue.supervisor.tree import Run
 
 
 class ServedCall:
@@ -64,29 +62,32 @@ def serve_caller(caller: Caller) -> Iterator[None]:
         CALL.reset(token)
 
 
-def check_depth(name: str, process: Caller) -> None:
-    """Raise SpawnRefused if the caller has no level left for another run. `process` is the caller of this process."""
+def find_caller(name: object, given: Caller | None, process: Caller) -> Caller:
+    """Return the given caller, else that of the call that the current task serves, else that of this whole process.
+    Raises SpawnRefused if the caller has no level left for the run or profile `name`."""
     call = CALL.get()
-    if not (process if call is None else call.caller).may_spawn:
+    caller = given or (process if call is None else call.caller)
+    if not caller.may_spawn:
         raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=name))
+    return caller
 
 
-def find_remaining_limits(tree: Tree, run: Run, clock: Clock) -> Caller:
+def find_remaining_limits(run: Run) -> Caller:
     """Return the remaining limits of a run: for each, the narrowest of the run and all runs above it."""
     accounts = () if run.account is None else run.account.chain
     tokens = [account.tokens - account.spent.tokens for account in accounts if account.tokens is not None]
     costs = [account.cost - account.spent.cost for account in accounts if account.cost is not None]
     return Caller(
         depth=max(0, run.max_depth - run.depth),
-        deadline=_find_deadline(run, clock),
+        deadline=_find_deadline(run),
         tokens=max(0, min(tokens)) if tokens else None,
         cost=max(NO_COST, min(costs)) if costs else None,
-        traceparent=f"00-{tree.trace_id}-{run.view.spawned.span_id}-01",
-        baggage=tree.trace_origin.baggage,
+        traceparent=f"00-{run.tree.trace_id}-{run.view.spawned.span_id}-01",
+        baggage=run.tree.trace_origin.baggage,
     )
 
 
-def _find_deadline(run: Run, clock: Clock) -> float | None:
+def _find_deadline(run: Run) -> float | None:
     """Return the earliest deadline of the run and the runs above it, in seconds since 1970, or None."""
     found = [each.deadline.seconds_left for each in run.lineage if each.deadline is not None]
-    return clock.wall() + max(0.0, min(found)) if found else None
+    return run.tree.clock.wall() + max(0.0, min(found)) if found else None

@@ -23,29 +23,27 @@ from retinue.core.errors import Disconnected, Failed, Limited, RetinueError, Str
 from retinue.core.events import Gap, RunEnded, RunRemote, TurnEnded, Warned
 from retinue.core.messages import UserTurn
 from retinue.core.plans import Job
-from retinue.core.ports import Clock
+from retinue.core.ports import Timer
 from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirmed_ending, stalled_texts
 from retinue.remote.port import (
     STARTED,
     Peer,
     RemoteAdapter,
     RemoteRequest,
-    RemoteRun,
     RemoteRuntime,
     Report,
     StartedRun,
     Undelivered,
 )
-from retinue.remote.validator import Bounds, Rejected
+from retinue.remote.validator import Rejected
 from retinue.supervisor.adoption import Adoption
 from retinue.supervisor.approvals import Approvals
-from retinue.supervisor.budgets import Account
 from retinue.supervisor.caller_limits import find_remaining_limits
 from retinue.supervisor.ports import SupervisorPorts
-from retinue.supervisor.run import Run
+from retinue.supervisor.run_messages import notify_parent
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
-from retinue.supervisor.tree import Tree, TreeRegistry
+from retinue.supervisor.tree import Run, Tree, TreeRegistry
 
 WORKSPACE_IS_COPY = "a copy of {source}: what you change is in your copy only, until it is applied"
 MARGIN_SECONDS = 5.0
@@ -65,24 +63,24 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._on_stop = self._start_grace  # one bound method for all runs
 
-    def start(self, tree: Tree, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
+    def start(self, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
         """Start driving a run. `written` is done when its first event is in the log."""
-        task = self._loop.create_task(self._drive(tree, run, services, written), name=run.ref.path)
+        task = self._loop.create_task(self._drive(run, services, written), name=run.ref.path)
         run.attach_driver(task, self._on_stop)
 
-    async def _drive(self, tree: Tree, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
-        run.begin_driving(self._clock.monotonic())
+    async def _drive(self, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
+        run.begin_driving()
         try:
             job = None
             if run.stopping is None:
-                if written is not None and _may_ask_ahead(tree, run):
+                if written is not None and _may_ask_ahead(run):
                     run.ask_ahead(written)
                 elif written is not None:
                     await written
                 if run.slot.needs_slot:
                     await run.slot.acquire()
-                job = self._begin_work(tree, run, services)
-            ending = make_stopped_ending(run) if job is None else await self._execute(tree, run, job, services)
+                job = self._begin_work(run, services)
+            ending = make_stopped_ending(run) if job is None else await self._execute(run, job, services)
             if self._hook is not None:
                 await self._hook.settle(run.ref)
             if run.stopping is not None:
@@ -92,19 +90,19 @@ class Driver:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to everything a run can do
             ending = make_failed_ending(run, error) if run.stopping is None else make_stopped_ending(run)
         if run.left_open:
-            await self._leave_open(tree, run)
+            await self._leave_open(run)
         elif not run.ending:
-            await self._end(tree, run, ending)
+            await self._end(run, ending)
 
-    def _begin_work(self, tree: Tree, run: Run, services: RunServices) -> Job | None:
+    def _begin_work(self, run: Run, services: RunServices) -> Job | None:
         """Start the clocks and return the job of the run, or None if the run has no time left."""
-        if not run.start_clocks(self._clock):
+        if not run.start_clocks():
             return None
         plan, history = run.plan, run.history
         started = plan.runtime.started
         if started is not None and (history is None or run.view.started != started):
-            tree.write(run, started)
-        if run.queues and self._files.keeps(tree.id, run.ref.run):  # tool replies name its workspace
+            run.write(started)
+        if run.queues and self._files.keeps(run.tree.id, run.ref.run):  # tool replies name its workspace
             run.folders.make_named_folder()
         if plan.host or plan.profile.call is not None:
             CURRENT.set(self._make_context(run, services))
@@ -124,33 +122,31 @@ class Driver:
 
     def _make_context(self, run: Run, services: RunServices) -> Context:
         metadata = {METADATA_SUBAGENT_DEPTH: run.depth, METADATA_MAX_SUBAGENT_DEPTH: run.max_depth}
-        context = Context(services, services, control=self._control, workspace=run.folders.path, metadata=metadata)
+        context = Context(services, control=self._control, workspace=run.folders.path, metadata=metadata)
         run.attach_context(context)
         return context
 
-    def _execute(self, tree: Tree, run: Run, job: Job, services: RunServices) -> Awaitable[Ending]:
+    def _execute(self, run: Run, job: Job, services: RunServices) -> Awaitable[Ending]:
         runtime = run.plan.runtime
         if isinstance(runtime, RemoteRuntime):
-            return self._drive_remote(tree, run, runtime, job, services)
+            return self._drive_remote(run, runtime, job, services)
         return run_job(job, services)
 
-    async def _drive_remote(
-        self, tree: Tree, run: Run, runtime: RemoteRuntime, job: Job, services: RunServices
-    ) -> Ending:
+    async def _drive_remote(self, run: Run, runtime: RemoteRuntime, job: Job, services: RunServices) -> Ending:
         """Run a run at a peer until it has ended there. If this task is cancelled, cancel the run at the peer and wait
         for its last reports."""
         await runtime.prepare(job, services.emit)
         adapter = runtime.adapter
-        remote = await self._begin_remote(tree, run, adapter)
+        remote = await self._begin_remote(run, adapter)
         who = f"the peer of '{adapter.name}'"
         peer = Peer(runtime=adapter.name, who=who, where=f"at {who}")
-        adoption = self.make_adoption(tree, peer, remote, account=run.account)
+        adoption = Adoption(run.tree, peer, remote, state=self._state, approvals=self._approvals, account=run.account)
         adoption.add_run(STARTED, run)
         for below in _list_peer_runs(run):
             adoption.add_run(below.view.spawned.remote_id, below)
         adoption.restore(run.remote_tail)
         run.set_relay(partial(adoption.send, STARTED))
-        reading = start_task(_adopt_all(tree, run, adapter, remote, adoption))
+        reading = start_task(_adopt_all(run, adapter, remote, adoption))
         try:
             return await asyncio.shield(reading)
         except asyncio.CancelledError:
@@ -165,43 +161,22 @@ class Driver:
                 await reading
             adoption.close()
 
-    def make_adoption(
-        self,
-        tree: Tree,
-        peer: Peer,
-        remote: RemoteRun,
-        *,
-        account: Account | None = None,
-        bounds: Bounds | None = None,
-    ) -> Adoption:
-        """Return the Adoption of a peer's runs in a tree. `account` pays for the runs that we started."""
-        return Adoption(
-            tree,
-            peer,
-            remote,
-            clock=self._clock,
-            state=self._state,
-            approvals=self._approvals,
-            account=account,
-            bounds=bounds,
-        )
-
-    async def _begin_remote(self, tree: Tree, run: Run, adapter: RemoteAdapter) -> StartedRun:
+    async def _begin_remote(self, run: Run, adapter: RemoteAdapter) -> StartedRun:
         """Start the run at the peer, or attach to it if the log has its reference."""
-        request = _make_request(tree, run, self._clock)
+        request = _make_request(run)
         known = run.view.remote
         if known is None:
             remote = adapter.start(request)
-            written = tree.write(run, RunRemote(adapter=adapter.name, reference=remote.reference), True)
+            written = run.write(RunRemote(adapter=adapter.name, reference=remote.reference), True)
             if written is not None:
                 await written
             return remote
         remote = adapter.attach(request, reference=known.reference, cursor=known.cursor)
         if not remote.capabilities.replay:
-            tree.write(run, Gap(1, MISSED))
+            run.write(Gap(1, MISSED))
         return remote
 
-    async def _end(self, tree: Tree, run: Run, ending: Ending) -> None:
+    async def _end(self, run: Run, ending: Ending) -> None:
         """End all runs below, then the run. The ending is written before anybody is told. A cancel of the driver's
         task cannot come between the two."""
         run.begin_ending()
@@ -210,53 +185,50 @@ class Driver:
         run.stop_clocks()
         run.slot.leave()
         if ending.status == "done" and not ending.text and ending.structured is None:
-            tree.write(run, Warned("the run ended without any text", code="empty_result"))
+            run.write(Warned("the run ended without any text", code="empty_result"))
         if ending.status == "done" and run.account is not None:
             own = run.find_own_account()
             if own is not None and (excess := own.describe_excess()):
-                tree.write(run, Warned(excess, code="budget"))
-        duration = round(run.measure_duration(self._clock) * 1000)
-        written = tree.write(run, make_ended_event(run, ending, duration_ms=duration), True)
+                run.write(Warned(excess, code="budget"))
+        duration = round(run.measure_duration() * 1000)
+        written = run.write(make_ended_event(run, ending, duration_ms=duration), True)
         if written is None:
-            self._finish(tree, run)
+            self._finish(run)
         else:  # if the write fails, the result stands: closing the log reports the error
-            call_when_done(written, partial(self._finish, tree, run))
+            call_when_done(written, partial(self._finish, run))
 
-    def _finish(self, tree: Tree, run: Run, _: object = None) -> None:
+    def _finish(self, run: Run, _: object = None) -> None:
         """Notify the parent and all waiters of a run. Its ending is written by now."""
-        if run is tree.root:
-            self._forget_tree(tree)
+        if run is run.tree.root:
+            self._forget_tree(run.tree)
         elif run.background and run.parent is not None and not run.parent.ending:
-            tree.notify_parent(run)
+            notify_parent(run)
         run.finish()
 
-    async def _leave_open(self, tree: Tree, run: Run) -> None:
+    async def _leave_open(self, run: Run) -> None:
         """End the runs below a waiting conversation, and forget its tree here. The log keeps it for the next
         process."""
         await _end_children(run)
         run.stop_clocks()
-        self._forget_tree(tree)
+        self._forget_tree(run.tree)
         run.finish()
 
     def _forget_tree(self, tree: Tree) -> None:
         self._trees.pop(tree.id, None)
-        self._approvals.forget_tree(tree.id)
         self._files.end_tree(tree.id)
         tree.release()
 
-    def _start_grace(self, run: Run) -> None:
+    def _start_grace(self, run: Run) -> Timer:
         """Start the grace period of a run that was told to stop."""
-        grace = run.plan.runtime.grace
-        run.start_grace(self._clock.call_later(grace, lambda: self._abandon(run)))
+        return self._clock.call_later(run.plan.runtime.grace, lambda: self._abandon(run))
 
     def _abandon(self, run: Run) -> None:
         """End a run that did not stop within its grace period. Its later events are dropped."""
-        tree = self._trees.get(run.ref.tree)
-        if tree is None or run.ending:
+        if run.ending:
             return
         grace = run.plan.runtime.grace
-        tree.write(run, Warned(f"did not stop within {grace:g} s and was abandoned", code="abandoned"))
-        task = self._loop.create_task(self._end(tree, run, make_stopped_ending(run)))
+        run.write(Warned(f"did not stop within {grace:g} s and was abandoned", code="abandoned"))
+        task = self._loop.create_task(self._end(run, make_stopped_ending(run)))
         run.attach_driver(task, self._on_stop)
 
 
@@ -272,13 +244,13 @@ async def _end_children(run: Run) -> None:
         pass  # cancelled a second time; the run ends all the same
 
 
-def _may_ask_ahead(tree: Tree, run: Run) -> bool:
+def _may_ask_ahead(run: Run) -> bool:
     """Return True if the run may ask its model before its first event is on disk. This needs a run that does nothing
     before the first reply: no setup of a copy, no function, no call from an earlier process. A run that waits for a
     slot has time to wait for the disk."""
     plan = run.plan
     return (
-        tree.log.ahead
+        run.tree.log.ahead
         and plan.model is not None
         and plan.run_job is None
         and not isinstance(plan.runtime, RemoteRuntime)
@@ -367,7 +339,7 @@ def make_ended_event(run: Run, ending: Ending, *, duration_ms: int) -> RunEnded:
     )
 
 
-def _make_request(tree: Tree, run: Run, clock: Clock) -> RemoteRequest:
+def _make_request(run: Run) -> RemoteRequest:
     task = run.task
     workspace, readable = run.folders.resolve_for_peer()
     words = [text for text in (task.context, task.text) if text]
@@ -380,7 +352,7 @@ def _make_request(tree: Tree, run: Run, clock: Clock) -> RemoteRequest:
         continues="" if run.history is None else run.history.reference,
         workspace=workspace,
         readable=readable,
-        limits=find_remaining_limits(tree, run, clock),
+        limits=find_remaining_limits(run),
     )
 
 
@@ -401,7 +373,7 @@ def _list_peer_runs(run: Run) -> list[Run]:
     return found
 
 
-async def _adopt_all(tree: Tree, run: Run, adapter: RemoteAdapter, remote: StartedRun, adoption: Adoption) -> Ending:
+async def _adopt_all(run: Run, adapter: RemoteAdapter, remote: StartedRun, adoption: Adoption) -> Ending:
     """Adopt the reports of the peer until it reports the ending of the run itself, and return this ending. Raises
     Disconnected if the reports stop without it."""
     reports: AsyncGenerator[Report]
@@ -420,5 +392,5 @@ async def _adopt_all(tree: Tree, run: Run, adapter: RemoteAdapter, remote: Start
             is_place = report.cursor and isinstance(report.body, TurnEnded | RunEnded) and not adoption.is_asking
             if is_place or remote.reference != known:
                 known = remote.reference
-                tree.write(run, RunRemote(adapter=adapter.name, reference=known, cursor=report.cursor))
+                run.write(RunRemote(adapter=adapter.name, reference=known, cursor=report.cursor))
     raise Disconnected(UNKNOWN_ENDING)

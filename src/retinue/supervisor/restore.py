@@ -55,20 +55,20 @@ from retinue.sandbox.in_process import IN_PROCESS
 from retinue.supervisor import caller_limits
 from retinue.supervisor.adoption import AdoptedRun, make_adopted
 from retinue.supervisor.apply_changes import APPLY
-from retinue.supervisor.approvals import Approvals, judge_call, write_started
+from retinue.supervisor.approvals import judge_call, remember_answer, write_started
 from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrow_policy
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.restore_plans import PlanRestorer, end_client
-from retinue.supervisor.run import Run
 from retinue.supervisor.run_events import write_lost_result
+from retinue.supervisor.run_messages import notify_parent
 from retinue.supervisor.run_roles import ChildServices
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.spawner import Continued, Spawner, find_depth, make_folders, start_from_workspace
-from retinue.supervisor.tree import Tree, TreeRegistry
+from retinue.supervisor.spawner import Continued, Spawner, find_depth, limit_depth, make_folders, start_from_workspace
+from retinue.supervisor.tree import Run, Tree, TreeRegistry
 from retinue.workspaces.run_folders import RunFolders, is_other_folder, resolve_remaining_paths
 from retinue.workspaces.workspace import find_workspace_kind
 
@@ -88,27 +88,26 @@ class Restorer:
         trees: TreeRegistry,
         driver: Driver,
         spawner: Spawner,
-        approvals: Approvals,
         files: RunFiles,
     ) -> None:
         self._ports, self._trees, self._driver, self._spawner = ports, trees, driver, spawner
-        self._load_tree = partial(TreeRestorer, ports=ports, spawner=spawner, approvals=approvals, files=files)
+        self._load_tree = partial(TreeRestorer, ports=ports, spawner=spawner, files=files)
 
     def resume_tree(self, tree_id: str, histories: Histories, overrides: ResumeOverrides) -> Run:
         """Resume a tree whose process is gone. Return the run that the tree ends with. Raises ConfigError, before
         anything is written, if the tree cannot be resumed."""
         if tree_id in self._trees:
             raise ConfigError(f"{tree_id} is at work here already")
-        caller_limits.check_depth(tree_id, self._ports.caller)
+        caller_limits.find_caller(tree_id, None, self._ports.caller)
         restorer = self._load_tree(tree_id, histories, overrides)
         if not restorer.unfinished:
             status = restorer.view.runs[0].status
             raise ConfigError(f"{tree_id} has ended: {status}; `retinue continue {tree_id} TEXT` continues it")
-        tree, work = restorer.resume()
+        work = restorer.resume()
         for run, services, written in work:
-            self._driver.start(tree, run, services, written)
+            self._driver.start(run, services, written)
         root = work[0][0]
-        self._trees.add(tree, root=root)
+        self._trees.add(root.tree, root=root)
         return root
 
     def continue_run(self, tree: str, number: int, text: str, histories: Histories, overrides: ResumeOverrides) -> Run:
@@ -120,47 +119,40 @@ class Restorer:
         if not events:
             raise NotFound(f"there is no tree '{tree}' in the log")
         view = Runs.of(tree, events) if live is None else live.view
-        old = view.runs.get(number)
-        self._check_continuable(tree, number, view, old, is_live=live is not None)
-        assert old is not None
-        old, team = old.find_presented(), _find_team(view, old)
-        parent, number = old.spawned.parent if team is None else team.spawned.parent, old.number
-        caller_limits.check_depth(f"{tree}/{number}", self._ports.caller)
-        conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
-        reference = "" if old.remote is None else old.remote.reference
-        plans = PlanRestorer(self._ports.planner, tree, view.runs[0].spawned, overrides)
-        chain = [(tree, number), *list_continued(histories, tree, old.spawned)]
-        if parent is None:
-            if team is not None:
-                plans.add_members(plans.restore(team, None))
-            continued = Continued(tree, number, conversation, chain, reference)
-            return self._continue_primary(old, text, overrides, plans, continued)
-        home = live or self._load_tree(tree, histories, overrides).make_tree(planned=parent)
-        name = old.spawned.subagent_id
-        if team is not None:
-            plans.add_members(plans.restore(team, home.runs[parent].plan))
-            if team.find_presented() is old:  # the new run stands for the team
-                name = team.spawned.subagent_id
-        task = msgspec.structs.replace(restore_task(old.spawned), text=text, subagent_id=name)
-        continued = Continued("", number, conversation, chain, reference)
-        return self._continue_child(
-            home, home.runs[number], task, overrides, plans, continued, parent=home.runs[parent]
+        old = _find_continuable(view, number, is_live=live is not None)
+        team, old = _find_team(view, old), old.find_presented()
+        parent = old.spawned.parent if team is None else team.spawned.parent
+        caller_limits.find_caller(f"{tree}/{old.number}", None, self._ports.caller)
+        continued = Continued(
+            tree=tree if parent is None else "",
+            run=old.number,
+            thread=fold_thread(events, old.number, before=fold_earlier_turns(histories, tree, old.spawned)),
+            chain=[(tree, old.number), *list_continued(histories, tree, old.spawned)],
+            reference="" if old.remote is None else old.remote.reference,
         )
-
-    def _check_continuable(self, tree: str, number: int, view: Runs, old: RunView | None, *, is_live: bool) -> None:
-        if old is None:
-            raise NotFound(f"{tree} has no run {number}")
-        if not is_live and any(each.ended is None for each in view.runs.values()):
-            raise ConfigError(f"{tree} was interrupted: `retinue resume {tree}` resumes it")
-        if old.ended is None:
-            raise ConfigError(f"{tree}/{number} is at work: `retinue send {tree}/{number} TEXT` tells it something")
-        if old.spawned.server:
-            raise ConfigError(RAN_ELSEWHERE.format(who=f"{tree}/{number}", server=old.spawned.server))
+        above = None
+        if parent is not None:
+            home = live or self._load_tree(tree, histories, overrides).make_tree(planned=parent)
+            above = home.runs[parent]
+        plans = PlanRestorer(self._ports.planner, tree, view.runs[0].spawned, overrides)
+        plan_above = None if above is None else above.plan
+        if team is not None:
+            plans.add_members(plans.restore(team, plan_above))
+        plan = self._keep_workspace_kind(plans.restore(old, plan_above), continued)
+        if above is None:
+            return self._continue_primary(plan, old.spawned, text, overrides, continued)
+        stands_for = team if team is not None and team.find_presented() is old else old
+        task = msgspec.structs.replace(
+            restore_task(old.spawned),
+            text=text,
+            subagent_id=stands_for.spawned.subagent_id,
+            timeout_seconds=overrides.seconds,
+        )
+        return self._continue_child(above, plan, task, overrides, continued)
 
     def _continue_primary(
-        self, old: RunView, text: str, overrides: ResumeOverrides, plans: PlanRestorer, continued: Continued
+        self, plan: Plan, spawned: RunSpawned, text: str, overrides: ResumeOverrides, continued: Continued
     ) -> Run:
-        plan, spawned = self._keep_workspace_kind(plans.restore(old, None), continued), old.spawned
         task = Task(
             text,
             context=spawned.task_context,
@@ -175,6 +167,29 @@ class Restorer:
         limits = overrides.limits.override(spawned.limits) if spawned.limits is not None else overrides.limits
         return self._spawner.spawn_primary(plan.profile, task, limits=limits, continued=continued)
 
+    def _continue_child(
+        self, parent: Run, plan: Plan, task: Task, overrides: ResumeOverrides, continued: Continued
+    ) -> Run:
+        """Start a run that continues another below `parent`. If `parent` is at work and does not wait for the new run,
+        it is told of the ending as for any background run."""
+        tree, project = parent.tree, self._ports.state.project
+        is_live = tree.id in self._trees
+        if is_live and parent.is_stopping:
+            raise ConfigError(f"{tree.id}/{continued.run} cannot be continued: its parent is stopping")
+        order = SpawnOrder(
+            plan.profile,
+            task,
+            call_id=overrides.call_id,
+            background=not overrides.call_id,
+            asked_by_model=overrides.seconds is not None,
+            files=overrides.files,
+        )
+        checked = self._spawner.check_plan(parent, order, plan, base=project, name=plan.profile.name, follow=False)
+        run = self._spawner.spawn_child(parent, msgspec.structs.replace(checked, continued=continued))
+        if not is_live:
+            self._trees.add(tree, root=run)
+        return run
+
     def _keep_workspace_kind(self, plan: Plan, continued: Continued) -> Plan:
         """Return the plan with the kind of workspace of the old run, if its profile names none. A run that changes its
         runtime still starts with the files of the old run."""
@@ -185,38 +200,6 @@ class Restorer:
             if kind is not None:
                 return replace(plan, profile=replace(plan.profile, workspace=kind))
         return plan
-
-    def _continue_child(
-        self,
-        tree: Tree,
-        old: Run,
-        task: Task,
-        overrides: ResumeOverrides,
-        plans: PlanRestorer,
-        continued: Continued,
-        *,
-        parent: Run,
-    ) -> Run:
-        """Start a run that continues `old`, below `parent`. If `parent` is at work and does not wait for the new run,
-        it is told of the ending as for any background run."""
-        is_live = tree.id in self._trees
-        if is_live and parent.is_stopping:
-            raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
-        plan = self._keep_workspace_kind(plans.restore(old.view, parent.plan), continued)
-        order = SpawnOrder(
-            plan.profile,
-            msgspec.structs.replace(task, timeout_seconds=overrides.seconds),
-            call_id=overrides.call_id,
-            background=not overrides.call_id,
-            asked_by_model=overrides.seconds is not None,
-            files=overrides.files,
-        )
-        project = self._ports.state.project
-        checked = self._spawner.check_plan(parent, order, plan, base=project, name=old.name, follow=False)
-        run = self._spawner.spawn_child(tree, parent, msgspec.structs.replace(checked, continued=continued))
-        if not is_live:
-            self._trees.add(tree, root=run)
-        return run
 
 
 class TreeRestorer:
@@ -231,11 +214,10 @@ class TreeRestorer:
         *,
         ports: SupervisorPorts,
         spawner: Spawner,
-        approvals: Approvals,
         files: RunFiles,
     ) -> None:
         self._ports, self._clock, self._state = ports, ports.clock, ports.state
-        self._spawner, self._approvals, self._files, self._overrides = spawner, approvals, files, overrides
+        self._spawner, self._files, self._overrides = spawner, files, overrides
         self.id, events = tree, histories[tree]
         self.view = Runs.of(self.id, events)
         without_end = [view for view in self.view.runs.values() if view.ended is None]
@@ -249,21 +231,21 @@ class TreeRestorer:
         self._known = fold_interrupted_runs(events, before=began_with)
         self._events, self._histories = events, histories
 
-    def resume(self) -> tuple[Tree, list[tuple[Run, RunServices, Awaitable[None] | None]]]:
+    def resume(self) -> list[tuple[Run, RunServices, Awaitable[None] | None]]:
         """Resume the tree, all or nothing: raise before the first event is written if a run cannot be restored. Return
-        the tree, and each run to drive with its services and the write of its `run.resumed`; the first is the root."""
+        each run to drive with its services and the write of its `run.resumed`; the first is the root."""
         tree = self.make_tree()
         runs = [tree.runs[view.number] for view in self.unfinished]
         self._keep_files(tree)
-        written = [tree.write(run, RunResumed(), True) for run in runs]  # first: time before it does not count
+        written = [run.write(RunResumed(), True) for run in runs]  # first: time before it does not count
         for run in tree.runs:
             if isinstance(run, AdoptedRun) and not _will_be_reported(run):
                 run.stop("disconnected")
-        services = [self._settle_calls(tree, run) for run in runs]
+        services = [self._settle_calls(run) for run in runs]
         for run in runs:
-            self._notify_of_children(tree, run)
+            self._notify_of_children(run)
         self._acquire_slots(runs)
-        return tree, list(zip(runs, services, written, strict=True))
+        return list(zip(runs, services, written, strict=True))
 
     # Making the tree again
 
@@ -285,10 +267,13 @@ class TreeRestorer:
             tree.add_run(run)
             if not run.ended:
                 check_price(run.account, run.plan, self._ports.prices)
-            run.set_stall_timer(view.spawned.stall_seconds, self._clock, tree.write)
+            run.set_stall_timer(view.spawned.stall_seconds)
         self._count_spent(tree)
-        asked = sum(isinstance(event.body, ApprovalAsked) for event in self._events)
-        self._approvals.restore(self.id, asked=asked, answers=find_standing_answers(self._events))
+        for event in self._events:
+            if isinstance(event.body, ApprovalAsked):
+                tree.count_question()
+        for number, answer in find_standing_answers(self._events):
+            remember_answer(tree.runs[number], answer, is_restored=True)
         concurrent = self._merge_limits(tree.runs[0].plan).concurrent
         assert concurrent is not UNSET
         tree.slots.limit_to(concurrent if concurrent is None else max(concurrent, self._count_held_slots(tree)))
@@ -325,14 +310,15 @@ class TreeRestorer:
         )
         task = restore_task(spawned)
         if view.ended is None and parent is not None and spawned.remote_id:
-            return self._make_adopted(tree, view, parent, ref, task)
+            return self._make_adopted(view, parent, ref, task)
         folders = self._make_folders(view, ref, parent, plan, task)
         policy = self._ports.policy if parent is None else parent.policy
         policy = narrow_policy(policy, plan.profile.approvals, self._state.project)
         asked_with = self._known[spawned.parent or 0].tools.get(spawned.call_id, SPAWN)
-        depth = find_depth(parent)
         given = self._overrides.limits if parent is None else Limits()
-        run = Run(
+        is_ended = view.ended is not None
+        return Run(
+            tree=tree,
             ref=ref,
             plan=plan,
             task=task,
@@ -341,17 +327,16 @@ class TreeRestorer:
             policy=policy,
             slot=SlotHolder(None if parent is None or plan.team is not None else tree.slots),
             account=self._restore_account(view, parent),
-            depth=depth,
-            max_depth=self._restore_depth(parent, plan, depth),
+            depth=find_depth(parent),
+            max_depth=self._restore_depth(parent, plan),
             max_turns=spawned.max_turns if given.turns is UNSET else given.turns,
             seconds=spawned.timeout_seconds if given.seconds is UNSET else given.seconds,
             background=spawned.background,
             queues=asked_with in QUEUEING_TOOLS,
             view=view,
+            ending=is_ended,
+            finished=is_ended,
         )
-        if view.ended is not None:
-            run.mark_ended()
-        return run
 
     def _make_folders(self, view: RunView, ref: RunRef, parent: Run | None, plan: Plan, task: Task) -> RunFolders:
         """Return the folders of a run as before. The log only says what kind of workspace the run had: the path is
@@ -370,12 +355,11 @@ class TreeRestorer:
             raise ConfigError(OUTSIDE.format(run=f"{self.id}/{view.number}", workspace=spawned.workspace))
         return folders
 
-    def _restore_depth(self, parent: Run | None, plan: Plan, depth: int) -> int:
-        if parent is None:
-            limit = self._merge_limits(plan).depth
-            return limit if isinstance(limit, int) else 0
-        own = plan.profile.limits.depth
-        return parent.max_depth if own is UNSET else min(parent.max_depth, depth + own)
+    def _restore_depth(self, parent: Run | None, plan: Plan) -> int:
+        if parent is not None:
+            return limit_depth(parent, plan.profile.limits)
+        limit = self._merge_limits(plan).depth
+        return limit if isinstance(limit, int) else 0
 
     def _restore_account(self, view: RunView, parent: Run | None) -> Account | None:
         """Return the account of a run: its own if it had one, else the account above. The spending of runs reported by
@@ -389,24 +373,20 @@ class TreeRestorer:
         if tokens is None and cost is None:
             return above
         owner = "the tree" if parent is None else f"'{view.agent}'"
-        around = self._spawner.total if parent is None else parent.account
-        return Account(owner, tokens=tokens, cost=cost, parent=around)
+        return Account(owner, tokens=tokens, cost=cost, parent=above)
 
-    def _make_adopted(self, tree: Tree, view: RunView, parent: Run, ref: RunRef, task: Task) -> Run:
+    def _make_adopted(self, view: RunView, parent: Run, ref: RunRef, task: Task) -> Run:
         """Rebuild an unfinished run of a peer."""
-        run = make_adopted(
-            tree,
+        return make_adopted(
             ref,
             task,
             parent,
-            clock=self._clock,
             state=self._state,
             runtime=str(_find_runtime_name(view)),
             key=view.spawned.remote_id,
             account=None if view.spawned.server else parent.account,
+            view=view,
         )
-        run.attach_view(view)
-        return run
 
     def _keep_files(self, tree: Tree) -> None:
         for run in tree.runs:
@@ -433,14 +413,13 @@ class TreeRestorer:
 
     # Settling what was open
 
-    def _settle_calls(self, tree: Tree, run: Run) -> RunServices:
+    def _settle_calls(self, run: Run) -> RunServices:
         """Write an outcome for each open call that is not run again: it may have run and is not repeatable, or it
         cannot run. The other open calls are run when the run is driven. Return the services of the run, which know
         these calls."""
         if is_driven_remotely(run):
-            return self._restore_remote(tree, run)
+            return self._restore_remote(run)
         known = self._known[run.ref.run]
-        run.restore_call_ids(known.tools)
         run.folders.resume_spilling()
         history, outcomes, still_open = known.thread.past(known.seconds), {}, dict(known.open)
         for call in known.open.values():
@@ -450,18 +429,18 @@ class TreeRestorer:
                 text, outcome = (
                     (NOT_RUN_TEXT, "") if call.tier == "none" else (UNKNOWN_AFTER_CRASH_TEXT, UNKNOWN_AFTER_CRASH)
                 )
-                outcomes[call.call_id] = write_lost_result(tree, run, call.call_id, call.name, text, code=outcome)
+                outcomes[call.call_id] = write_lost_result(run, call.call_id, call.name, text, code=outcome)
                 del still_open[call.call_id]
         run.slot.begin_calls(len(still_open))
         known_now = {**history.outcomes, **outcomes}
         history = msgspec.structs.replace(history, outcomes=known_now, set_up=known.set_up)
-        run.restore_history(history, inbox=tuple(known.thread.waiting))
+        run.restore_history(history, inbox=tuple(known.thread.waiting), call_ids=known.tools)
         if known.started and run.plan.profile.call not in (None, end_client):
-            tree.write(run, Warned(LOST_FUNCTION, code=UNKNOWN_AFTER_CRASH))
+            run.write(Warned(LOST_FUNCTION, code=UNKNOWN_AFTER_CRASH))
             run.mark_stopping("disconnected")
-        return ResumedServices(tree, run, self._spawner.services, _open_calls=still_open)
+        return ResumedServices(run, self._spawner.services, _open_calls=still_open)
 
-    def _restore_remote(self, tree: Tree, run: Run) -> RunServices:
+    def _restore_remote(self, run: Run) -> RunServices:
         """Prepare a run that a peer executes. Its calls are the peer's, and reports that are in the log already are
         not adopted twice."""
         known = self._known[run.ref.run]
@@ -474,14 +453,14 @@ class TreeRestorer:
                 tail.append(event)
         history = known.thread.past(known.seconds)
         run.restore_history(history, inbox=tuple(known.thread.waiting), remote_tail=tuple(tail))
-        return RunServices(tree, run, self._spawner.services)
+        return RunServices(run, self._spawner.services)
 
-    def _notify_of_children(self, tree: Tree, run: Run) -> None:
+    def _notify_of_children(self, run: Run) -> None:
         """Tell a run about background children that ended without a notice before the crash."""
         told = self._known[run.ref.run].told
         for child in run.children:
             if child.background and child.ended and child.ref.run not in told:
-                tree.notify_parent(child)
+                notify_parent(child)
 
     def _acquire_slots(self, runs: Sequence[Run]) -> None:
         """Give slots to the runs that were at work first, then to the runs that never had a slot."""
@@ -503,6 +482,20 @@ def _will_be_reported(run: AdoptedRun) -> bool:
 def _read_workspace_kind(spawned: RunSpawned) -> WorkspaceName:
     """Return the kind of workspace that a run had. A kind that is unknown here gives the run no folder of its own."""
     return next((kind for kind in WORKSPACES if kind == spawned.workspace_kind), "shared")
+
+
+def _find_continuable(view: Runs, number: int, *, is_live: bool) -> RunView:
+    """Return an ended run of a tree. Raises an error if the run cannot be continued."""
+    name, old = f"{view.tree}/{number}", view.runs.get(number)
+    if old is None:
+        raise NotFound(f"{view.tree} has no run {number}")
+    if not is_live and any(each.ended is None for each in view.runs.values()):
+        raise ConfigError(f"{view.tree} was interrupted: `retinue resume {view.tree}` resumes it")
+    if old.ended is None:
+        raise ConfigError(f"{name} is at work: `retinue send {name} TEXT` tells it something")
+    if old.spawned.server:
+        raise ConfigError(RAN_ELSEWHERE.format(who=name, server=old.spawned.server))
+    return old
 
 
 def _find_runtime_name(view: RunView) -> object:
@@ -543,7 +536,7 @@ class ResumedServices(RunServices, eq=False):
 
     @property
     def children(self) -> ResumedChildServices:
-        return ResumedChildServices(self._tree, self._run, self._shared)
+        return ResumedChildServices(self._run, self._shared)
 
     def write_calls(self, calls: Sequence[tuple[Call, ToolSpec]]) -> None:
         super().write_calls([(call, spec) for call, spec in calls if call.id not in self._open_calls])
@@ -565,7 +558,7 @@ class ResumedServices(RunServices, eq=False):
             verdict = judge_call(self._run, spec, wanted)
             # A yes is to the files, and to the MCP tool, as they were then.
             if verdict.what != "deny" and call.name != APPLY and before.seal == spec.seal:
-                await write_started(self._tree, self._run, call)
+                await write_started(self._run, call)
                 return said
             if said.args is not None:  # the call itself must not run: a person has replaced it
                 if verdict.what == "allow" and not verdict.rule:

@@ -9,23 +9,22 @@ from typing import Any
 from retinue.core.events import Message, ToolResult
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.ports import Outcome
-from retinue.supervisor.run import Run
-from retinue.supervisor.tree import Tree
+from retinue.supervisor.tree import Run
 
 _PLAIN = (str, int, float, bool, NoneType)
 
 
-def write_message(tree: Tree, run: Run, text: str, *, is_final: bool) -> None:
+def write_message(run: Run, text: str, *, is_final: bool) -> None:
     """Write a text of the model. A text too long for an event is cut, and kept whole in a file."""
     file = ""
     if len(text) * 4 > EVENT_BYTES:
         text, file = run.folders.fit_event_text(text)
-    tree.write(run, Message(text, is_final, file, replies_to=run.view.replying_to if is_final else ""))
+    run.write(Message(text, is_final, file, replies_to=run.view.replying_to if is_final else ""))
 
 
-def write_lost_result(tree: Tree, run: Run, call_id: str, name: str, text: str, *, code: str) -> Outcome:
+def write_lost_result(run: Run, call_id: str, name: str, text: str, *, code: str) -> Outcome:
     """Write the result of a call that was cut off, and return the outcome for the model."""
-    tree.write(run, ToolResult(call_id, name, text, success=False, outcome=code))
+    run.write(ToolResult(call_id, name, text, success=False, outcome=code))
     return Outcome(text, success=False)
 
 

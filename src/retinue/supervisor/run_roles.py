@@ -1,13 +1,13 @@
-"""The roles of a run's Link: its commands to the runs below it, its conversation, team, files and live output.
+"""The roles of a run's Link that are more than methods of the Run: its commands to the runs below it, its conversation
+and its files.
 
-`RunServices` makes a role when it is used. A role has no state of its own: it acts on the run and its tree.
+`RunServices` makes a role when it is used. A role has no state of its own: it acts on the run.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,16 +16,14 @@ from retinue.concurrency import start_task
 from retinue.core.approvals import Deny, describe_denial
 from retinue.core.control import ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, RetinueError, ToolError
-from retinue.core.events import INTERRUPTED, Delta, RunWaiting, ToolCall, Warned
+from retinue.core.events import INTERRUPTED, RunWaiting, ToolCall, Warned
 from retinue.core.messages import ASKER, Call
 from retinue.core.ports import (
     BrokenTurn,
     HandedFiles,
-    Log,
     Outcome,
     Prices,
     Receipt,
-    RunningTeam,
     RunSummary,
     SpawnedRun,
     SpawnOrder,
@@ -34,10 +32,10 @@ from retinue.core.results import Result
 from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_view
 from retinue.supervisor.approvals import TURN_INTERRUPTED, Approvals
-from retinue.supervisor.run import Run
 from retinue.supervisor.run_events import copy_args, write_lost_result, write_message
+from retinue.supervisor.run_messages import check_message, send_message
 from retinue.supervisor.runfiles import RunFiles
-from retinue.supervisor.tree import Tree, check_message
+from retinue.supervisor.tree import Run
 from retinue.workspaces.recording import NO_SNAPSHOT, publish_so_far
 from retinue.workspaces.run_files import read_files
 from retinue.workspaces.workspace import is_empty_folder
@@ -48,7 +46,7 @@ INTERRUPTED_CALL = (
     "Look at how things are before you make it again."
 )
 NOT_RUN_CALL = "The user interrupted the turn before this call: it was not run."
-SpawnChildren = Callable[[Tree, Run, Sequence[SpawnOrder]], list[SpawnedRun]]
+SpawnChildren = Callable[[Run, Sequence[SpawnOrder]], list[SpawnedRun]]
 ContinueRun = Callable[[str, int, str, ResumeOverrides], Awaitable[RunHandle[Any]]]
 
 
@@ -66,27 +64,27 @@ class SharedServices(msgspec.Struct, frozen=True, eq=False):
 
 
 class ChildServices(msgspec.Struct, eq=False, gc=False):
-    """Spawning, waiting for and listing runs below a run. Implements ChildRuns."""
+    """The runs below a run: spawns, lists and commands them, and waits for them. Implements ChildRuns and
+    ChildCommands."""
 
-    tree: Tree
     run: Run
     shared: SharedServices
 
     async def spawn_runs(self, orders: Sequence[SpawnOrder]) -> list[SpawnedRun]:
-        children = self.shared.spawn_children(self.tree, self.run, orders)
+        children = self.shared.spawn_children(self.run, orders)
         if orders[0].files and orders[0].background:
-            await self.shared.files.wait_until_created(self.tree.id, [child.run for child in children])
+            await self.shared.files.wait_until_created(self.run.tree.id, [child.run for child in children])
         return children
 
     async def wait_for(
         self, runs: Sequence[int], *, any: bool = False, seconds: float | None = None
     ) -> list[Result[Any]]:
-        children = find_below(self.tree, self.run, runs)
+        children = find_below(self.run, runs)
         if any:
             children = await self._wait_for_any(children, seconds)
         elif children and children[0].queues:
             await self.run.slot.wait_without_slot(join_all(children))
-            await self.run.without_stall_timer(self.shared.files.written(self.tree.id, runs))
+            await self.run.without_stall_timer(self.shared.files.written(self.run.tree.id, runs))
         else:
             await join_all(children)
         return [child.result() for child in children]
@@ -94,54 +92,46 @@ class ChildServices(msgspec.Struct, eq=False, gc=False):
     async def _wait_for_any(self, wanted: Sequence[Run], seconds: float | None) -> list[Run]:
         if not any(each.finished for each in wanted):
             await self.run.slot.wait_without_slot(_join_any(wanted, seconds))
-        ended, files = [each for each in wanted if each.finished], self.shared.files
-        kept = [each.ref.run for each in ended if files.keeps(self.tree.id, each.ref.run)]
+        ended, files, tree = [each for each in wanted if each.finished], self.shared.files, self.run.tree.id
+        kept = [each.ref.run for each in ended if files.keeps(tree, each.ref.run)]
         if kept:
-            await self.run.without_stall_timer(files.written(self.tree.id, kept))
+            await self.run.without_stall_timer(files.written(tree, kept))
         return ended
 
     def list_runs(self) -> list[RunSummary]:
         below = sorted(self.run.view.walk(), key=lambda view: view.number)
-        return [describe_view(view, self.tree.id) for view in below if view is not self.run.view]
-
-
-class ChildCommandServices(msgspec.Struct, eq=False, gc=False):
-    """The commands of a run to the runs below it. Implements ChildCommands."""
-
-    tree: Tree
-    run: Run
-    shared: SharedServices
+        return [describe_view(view, self.run.tree.id) for view in below if view is not self.run.view]
 
     def cancel_run(self, run: int) -> bool:
-        [wanted] = find_below(self.tree, self.run, [run])
+        [wanted] = find_below(self.run, [run])
         return wanted.stop("cancelled")
 
     async def send_message(self, run: int, text: str, *, seconds: float) -> Receipt:
-        find_below(self.tree, self.run, [run])
+        [wanted] = find_below(self.run, [run])
         try:
             message = check_message(text)
         except ConfigError as error:
             raise ToolError(str(error)) from None
-        receipt = await self.tree.send_message(run, message, source=ASKER)
-        return await wait_until_read(self.tree.log, self.tree.id, run, receipt, seconds=seconds)
+        receipt, tree = await send_message(wanted, message, source=ASKER), wanted.tree
+        return await wait_until_read(tree.log, tree.id, run, receipt, seconds=seconds)
 
     async def continue_run(self, run: int, text: str, *, seconds: float | None, call_id: str) -> int:
-        [old] = find_below(self.tree, self.run, [run])
+        [old] = find_below(self.run, [run])
         self.run.check_wanted()
         waits = call_id if old.parent is self.run else ""  # else its own parent is told of the ending
         overrides = ResumeOverrides(seconds=seconds, files=True, call_id=waits)
         try:
-            continued = await self.shared.continue_run(self.tree.id, run, text, overrides)
+            continued = await self.shared.continue_run(old.tree.id, run, text, overrides)
         except RetinueError as error:
             raise ToolError(str(error)) from None
         return continued.number
 
 
-def find_below(tree: Tree, run: Run, numbers: Sequence[int]) -> list[Run]:
+def find_below(run: Run, numbers: Sequence[int]) -> list[Run]:
     """Return the runs below `run` with these numbers. Raises ToolError for any other number."""
     found = []
     for number in numbers:
-        below = tree.find_run(number)
+        below = run.tree.find_run(number)
         if below is None or not below.is_below(run):
             raise ToolError(f"There is no agent:{number} below this run.")
         found.append(below)
@@ -165,13 +155,12 @@ async def _join_any(runs: Sequence[Run], seconds: float | None) -> None:
             each.cancel()
 
 
-# Conversations, teams and files
+# Conversations and files
 
 
 class ConversationServices(msgspec.Struct, eq=False, gc=False):
     """The services of one conversation. Implements ConversationTurns. `deltas` belong to the model call in flight."""
 
-    tree: Tree
     run: Run
     deltas: ReplyDeltas | None
 
@@ -193,47 +182,30 @@ class ConversationServices(msgspec.Struct, eq=False, gc=False):
     def break_off_turn(self, calls: Sequence[Call]) -> BrokenTurn:
         spoken = "" if self.deltas is None else self.deltas.take_text()
         if spoken.strip():
-            write_message(self.tree, self.run, spoken, is_final=True)
+            write_message(self.run, spoken, is_final=True)
         return BrokenTurn(spoken if spoken.strip() else "", {call.id: self._break_off_call(call) for call in calls})
 
     def _break_off_call(self, call: Call) -> Outcome:
-        tree, run = self.tree, self.run
+        run = self.run
         has_begun = any(call.id == begun.call_id for begun in run.view.calls)
         if not has_begun:
-            tree.write(run, ToolCall(call.id, call.name, copy_args(call.args), tier="none"))
+            run.write(ToolCall(call.id, call.name, copy_args(call.args), tier="none"))
         text = INTERRUPTED_CALL if has_begun else NOT_RUN_CALL
         if call.id in (run.withheld_calls or ()):
             text = describe_denial(Deny(TURN_INTERRUPTED))
-        return write_lost_result(tree, run, call.id, call.name, text, code=INTERRUPTED)
+        return write_lost_result(run, call.id, call.name, text, code=INTERRUPTED)
 
     async def wait_for_message(self, waiting: RunWaiting) -> bool:
         if not self.run.view.waits:  # else an earlier process wrote it
-            self.tree.write(self.run, waiting)
+            self.run.write(waiting)
         if not self.run.inbox:
             await self.run.wait_for_message()
         return not self.run.leaving
 
 
-class TeamServices(msgspec.Struct, eq=False, gc=False):
-    """The place of a run in a team. Implements TeamPlace."""
-
-    run: Run
-
-    def lead_team(self, team: RunningTeam) -> None:
-        self.run.find_team().set_result(team)
-
-    async def join_team(self) -> RunningTeam:
-        assert self.run.parent is not None
-        return await asyncio.shield(self.run.parent.find_team())
-
-    async def wait_for_others(self, awaited: Awaitable[None]) -> None:
-        await self.run.without_stall_timer(self.run.slot.wait_without_slot(awaited))
-
-
 class FileServices(msgspec.Struct, eq=False, gc=False):
     """The files that a run hands to other runs and gets from them. Implements FileExchange."""
 
-    tree: Tree
     run: Run
 
     async def publish_workspace(self, name: str) -> str:
@@ -245,11 +217,11 @@ class FileServices(msgspec.Struct, eq=False, gc=False):
         except (RetinueError, OSError) as error:  # a full disk costs the copy, not the answer
             warning, folder = NO_SNAPSHOT.format(why=f"could not be copied: {error}"), ""
         if warning:
-            self.tree.write(self.run, Warned(warning, code="workspace"))
+            self.run.write(Warned(warning, code="workspace"))
         return folder
 
     async def read_handed_files(self, run: int, names: Sequence[str], limit: int) -> HandedFiles:
-        [wanted] = find_below(self.tree, self.run, [run])
+        [wanted] = find_below(self.run, [run])
         team, handed = wanted.view.team, HandedFiles()
         given: Sequence[Run] = [wanted]
         if wanted.plan.team is not None or team is not None:
@@ -265,81 +237,29 @@ class FileServices(msgspec.Struct, eq=False, gc=False):
         return self.run.folders.fit_event_text(text)
 
 
-# Live output, for current watchers; it is never stored
-
-
 class ReplyDeltas(msgspec.Struct, eq=False, gc=False):
     """The callback for the deltas of one model call. It shows each delta with its offset in the reply, and keeps the
     pieces of text."""
 
-    tree: Tree
     run: Run
     turn: int
     offset: int = 0
     _texts: list[str] | None = None
 
     def __call__(self, kind: str, text: str) -> None:
-        _show_delta(self.tree, self.run, kind, text, self.turn, self.offset)
+        if kind == "retry":
+            self.offset, self._texts = 0, None
+            if not self.run.ending:
+                self.run.write(Warned(text, code="retry"))
+            return
+        self.run.show_delta(kind, text, self.turn, self.offset)
         if kind == "text":
             self.offset += len(text)
             if self._texts is None:
                 self._texts = []
             self._texts.append(text)
-        elif kind == "retry":
-            self.offset, self._texts = 0, None
 
     def take_text(self) -> str:
         """Return the text so far, and forget it."""
         texts, self._texts = self._texts, None
         return "".join(texts or ())
-
-
-class LocalCallServices(msgspec.Struct, eq=False, gc=False):
-    """The services of a run for its running calls of local tools. Implements LocalCalls."""
-
-    tree: Tree
-    run: Run
-
-    def claim_call_id(self, wanted: str) -> str:
-        return self.run.claim_call_id(wanted)
-
-    def show_output(self, call_id: str, text: str) -> None:
-        if text:
-            _show_delta(self.tree, self.run, "output", text, call_id=call_id)
-
-    def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
-        self.run.add_question_listener(listener)
-        return partial(self.run.remove_question_listener, listener)
-
-
-def _show_delta(
-    tree: Tree, run: Run, kind: str, text: str, turn: int = 0, offset: int = 0, *, call_id: str = ""
-) -> None:
-    """Show a piece of a reply, with its offset in the reply, or a piece of a call's output."""
-    ref = run.ref
-    if run.ending:
-        return
-    run.record_activity()
-    if kind == "retry":
-        tree.write(run, Warned(text, code="retry"))
-        return
-    delta = Delta(
-        tree=ref.tree,
-        run=ref.run,
-        path=ref.path,
-        agent=ref.agent,
-        text=text,
-        kind=kind,
-        turn=turn,
-        offset=offset,
-        call_id=call_id,
-    )
-    if run.first_write is None:
-        tree.log.show(delta)
-    else:  # in order, and not before `run.spawned` is written
-        run.first_write.add_done_callback(partial(_show_when_written, tree.log, delta))
-
-
-def _show_when_written(log: Log, delta: Delta, written: asyncio.Future[None]) -> None:
-    if not written.cancelled() and written.exception() is None:
-        log.show(delta)

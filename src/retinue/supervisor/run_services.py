@@ -55,19 +55,15 @@ from retinue.log.threads import OpenCall
 from retinue.supervisor import apply_changes
 from retinue.supervisor.approvals import current_spec, judge_call
 from retinue.supervisor.budgets import CallReservation
-from retinue.supervisor.run import Run
 from retinue.supervisor.run_events import copy_args, write_message
 from retinue.supervisor.run_roles import (
-    ChildCommandServices,
     ChildServices,
     ConversationServices,
     FileServices,
-    LocalCallServices,
     ReplyDeltas,
     SharedServices,
-    TeamServices,
 )
-from retinue.supervisor.tree import Tree
+from retinue.supervisor.tree import Run
 
 _ALLOW = Allow()
 NOBODY_ASKED = "Nobody could be asked."
@@ -79,10 +75,10 @@ TOOL_CHANGED = "{tool} was changed by its server after this call was allowed, so
 class RunServices(msgspec.Struct, eq=False, gc=False):
     """The services of one run."""
 
-    _tree: Tree
     _run: Run
     _shared: SharedServices
     _shown_changes: dict[str, str] | None = None  # digests of the previews of apply_subagent, by call id
+    _seals: dict[str, str] | None = None  # of the MCP tools by which allowed calls were judged, by call id
     _written_calls: dict[str, Awaitable[None] | None] | None = None  # calls of the reply that have not begun yet
     _deltas: ReplyDeltas | None = None  # of the model call in flight
     _reservation: CallReservation | None = None  # of the model call in flight, inside a budget
@@ -104,33 +100,33 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         )
 
     def emit(self, body: Body) -> None:
-        self._tree.write(self._run, body)
+        self._run.write(body)
 
     # Roles, made when they are used: most runs use one or none
 
     @property
     def children(self) -> ChildServices:
-        return ChildServices(self._tree, self._run, self._shared)
+        return ChildServices(self._run, self._shared)
 
     @property
-    def commands(self) -> ChildCommandServices:
-        return ChildCommandServices(self._tree, self._run, self._shared)
+    def commands(self) -> ChildServices:
+        return ChildServices(self._run, self._shared)
 
     @property
     def conversation(self) -> ConversationServices:
-        return ConversationServices(self._tree, self._run, self._deltas)
+        return ConversationServices(self._run, self._deltas)
 
     @property
-    def team(self) -> TeamServices:
-        return TeamServices(self._run)
+    def team(self) -> Run:
+        return self._run
 
     @property
     def files(self) -> FileServices:
-        return FileServices(self._tree, self._run)
+        return FileServices(self._run)
 
     @property
-    def local_calls(self) -> LocalCallServices:
-        return LocalCallServices(self._tree, self._run)
+    def local_calls(self) -> Run:
+        return self._run
 
     # Tool calls
 
@@ -180,7 +176,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             host=spec.host,
             within=call.within,
         )
-        return self._tree.write(self._run, body, not (spec.repeatable or spec.waits))
+        return self._run.write(body, not (spec.repeatable or spec.waits))
 
     async def _recall_decision(self, call: Call, spec: ToolSpec) -> Decision | None:
         """Return the decision about a call that an earlier process began, or None."""
@@ -189,7 +185,9 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
     def _seal(self, call: Call, spec: ToolSpec) -> ToolSpec:
         """Return the current spec of an MCP tool. Only this version of the tool is judged, shown and run."""
         now = current_spec(self._run, spec)
-        self._run.seal_call(call.id, now.seal)
+        if self._seals is None:
+            self._seals = {}
+        self._seals[call.id] = now.seal
         return now
 
     async def _decide(self, call: Call, spec: ToolSpec, preview: Preview | str, verdict: Verdict) -> Decision:
@@ -202,9 +200,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             if shown is None:
                 return _ALLOW  # there is nothing to approve: the call itself says why
             preview = shown
-        decision = await self._shared.approvals.decide(
-            self._tree, self._run, call, spec=spec, preview=preview, verdict=verdict
-        )
+        decision = await self._shared.approvals.decide(self._run, call, spec=spec, preview=preview, verdict=verdict)
         self._run.check_wanted()
         return decision
 
@@ -220,7 +216,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             sandbox=outcome.sandbox,
             gives=outcome.gives,
         )
-        self._tree.write(self._run, body)
+        self._run.write(body)
         self._report_progress(call, outcome)
         self._run.slot.end_call()
 
@@ -234,8 +230,8 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         profile = run.plan.profile
         turns, about = profile.limits.turns, describe_call(call.name, call.args)
         max_turns, success = None if turns is UNSET else turns, None if outcome is None else outcome.success
-        told = run.view.describe_progress(self._tree.id, call.name, about, success, profile.nickname, max_turns)
-        self._tree.write(parent, told)
+        told = run.view.describe_progress(run.tree.id, call.name, about, success, profile.nickname, max_turns)
+        parent.write(told)
 
     def run_host_tool(self, call: Call) -> Awaitable[Outcome]:
         run = self._run
@@ -246,7 +242,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             return apply_changes.apply_child(run, call, shown_digest=digest)
         if tool is None or context is None:
             raise ToolError(f"There is no host-side tool '{call.name}'.")
-        seal = run.take_seal(call.id)
+        seal = None if self._seals is None else self._seals.pop(call.id, None)
         if seal is not None and seal != getattr(tool, "spec", NO_SPEC).seal:
             raise ToolError(TOOL_CHANGED.format(tool=call.name))
         return tool(call.args, context)
@@ -265,9 +261,9 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
 
     async def ask(self, call: Call, question: QuestionTool, asker: Sequence[str] = ()) -> None:
         needs_person = question.spec.tier == QUESTION
-        run, call_id = self._find_asker(asker), call.id or f"{call.name}_{self._tree.seq + 1}"
+        run, call_id = self._find_asker(asker), call.id or f"{call.name}_{self._run.tree.seq + 1}"
         call = Call(call_id, call.name, call.args)
-        services = QuestionServices(self._tree, run, self._shared) if needs_person else self
+        services = QuestionServices(run, self._shared) if needs_person else self
         run.check_wanted()  # before the call is written, so that every call written has a result
         started = time.monotonic()
         try:
@@ -277,14 +273,14 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
                 raise
             is_unasked = isinstance(error, Unconfirmed | asyncio.CancelledError)
             text, duration = NOBODY_ASKED if is_unasked else str(error), round((time.monotonic() - started) * 1000)
-            self._tree.write(run, ToolResult(call.id, call.name, text, success=False, duration_ms=duration))
+            run.write(ToolResult(call.id, call.name, text, success=False, duration_ms=duration))
             if not isinstance(error, Unconfirmed):
                 raise
 
     def _find_asker(self, reported: Sequence[str]) -> Run:
         """Return the run that asks through a call of this run: a peer's run below, reported under one of these ids. If
         the peer names no such run, return this run."""
-        for run in self._tree.runs:
+        for run in self._run.tree.runs:
             if run.view.spawned.remote_id in reported and self._run in run.lineage and not run.is_stopping:
                 return run
         return self._run
@@ -310,7 +306,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
                 await run.without_stall_timer(account.wait(reservation, waiting))
             self._reservation = reservation
         try:
-            deltas = ReplyDeltas(self._tree, run, turn)
+            deltas = ReplyDeltas(run, turn)
             self._deltas = deltas
             reply = await (
                 _complete_clean(plan.model, request, deltas) if secrets.known else plan.model.complete(request, deltas)
@@ -369,9 +365,9 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         if reply.natives or reply.thoughts:
             self._report_thinking(reply)
         if reply.text and not reply.refused:
-            write_message(self._tree, self._run, reply.text, is_final=not reply.calls)
+            write_message(self._run, reply.text, is_final=not reply.calls)
         cost = self._shared.prices.price(model, reply.usage)
-        self._tree.write(self._run, UsageReported(model, reply.usage, cost, reply.estimated))
+        self._run.write(UsageReported(model, reply.usage, cost, reply.estimated))
 
     def _report_thinking(self, reply: Reply) -> None:
         """Write the provider's own tool calls and its thinking, which came before the reply."""

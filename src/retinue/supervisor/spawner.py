@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -32,12 +32,12 @@ from retinue.supervisor.budgets import Account, open_account, open_total
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrow_policy
 from retinue.supervisor.ports import SupervisorPorts
-from retinue.supervisor.run import Run
 from retinue.supervisor.run_roles import SharedServices
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.tree import Tree, TreeRegistry, new_span_id
+from retinue.supervisor.tree import Run, Tree, TreeRegistry, new_span_id
+from retinue.workspaces.copies import COPIES
 from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
 from retinue.workspaces.workspace import Workspace, find_workspace, find_workspace_kind
 
@@ -130,7 +130,7 @@ class Spawner:
         to `ports.caller`."""
         if self._is_closed:
             raise RetinueError("this Retinue is closed")
-        caller = self._find_caller(profile, caller)
+        caller = caller_limits.find_caller(getattr(profile, "name", profile), caller, self._ports.caller)
         task, plan = self._plan_primary(profile, task, starts_from)
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
         concurrent, depth, turns = primary.concurrent, primary.depth, primary.turns
@@ -160,15 +160,6 @@ class Spawner:
         )
         self._trees.add(tree, root=run)
         return run
-
-    def _find_caller(self, profile: Profile | str, given: Caller | None) -> Caller:
-        """Return the given caller, else that of the call that the current task serves, else that of this whole process.
-        Raises SpawnRefused if the caller has no level left."""
-        call = caller_limits.CALL.get()
-        caller = given or (self._ports.caller if call is None else call.caller)
-        if not caller.may_spawn:
-            raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
-        return caller
 
     def _plan_primary(self, profile: Profile | str, task: Task, starts_from: str) -> tuple[Task, Plan]:
         """Return a primary's task, with the paths and rounds that the settings grant, and its plan. Raises ConfigError
@@ -204,10 +195,10 @@ class Spawner:
 
     # Children
 
-    def spawn_children(self, tree: Tree, parent: Run, orders: Sequence[SpawnOrder]) -> list[SpawnedRun]:
+    def spawn_children(self, parent: Run, orders: Sequence[SpawnOrder]) -> list[SpawnedRun]:
         """Start runs below `parent`, all of them or none. Raises SpawnRefused before the first run is made."""
         checked = [self._check_order(parent, order) for order in orders]
-        return [self.spawn_child(tree, parent, each).to_spawned_run() for each in checked]
+        return [self.spawn_child(parent, each).to_spawned_run() for each in checked]
 
     def _check_order(self, parent: Run, order: SpawnOrder) -> CheckedOrder:
         """Return the checked order of a child. Raises SpawnRefused if the parent, the depth or the budget forbids the
@@ -241,7 +232,7 @@ class Spawner:
         plan = make_plan(profile, task=task, parent=parent.plan, given=given)
         if plan.needs_repository:  # its worktree is made later, by the first call that needs it
             self._state.require_repository()
-        if find_depth(parent) < _limit_depth(parent, plan.profile.limits):
+        if find_depth(parent) < limit_depth(parent, plan.profile.limits):
             return plan
         return make_plan(profile, task=task, parent=parent.plan, given=given, can_spawn=False)
 
@@ -257,9 +248,9 @@ class Spawner:
         account = open_account(name, (plan.profile.limits,), above, plan, self._ports.prices, words)
         return CheckedOrder(order, plan, readable, account)
 
-    def spawn_child(self, tree: Tree, parent: Run, checked: CheckedOrder) -> Run:
+    def spawn_child(self, parent: Run, checked: CheckedOrder) -> Run:
         """Start one run. Raises NoSlot if the tree is full and the order does not queue."""
-        order, limits = checked.order, checked.plan.profile.limits
+        tree, order, limits = parent.tree, checked.order, checked.plan.profile.limits
         slot = SlotHolder(None if checked.plan.team is not None else tree.slots)
         if slot.slots is None:
             pass  # a team does nothing itself: its members take the slots
@@ -267,7 +258,7 @@ class Spawner:
             slot.acquire_or_enqueue()
         elif not slot.try_acquire():
             raise NoSlot(NO_SLOT.format(name=checked.plan.profile.name))
-        max_depth = _limit_depth(parent, limits)
+        max_depth = limit_depth(parent, limits)
         seconds = _choose_timeout(order, checked.plan, self._ports.timeouts)
         call = caller_limits.CALL.get()
         if call is not None:
@@ -305,7 +296,8 @@ class Spawner:
         task, ref = order.task, _make_ref(tree, parent, plan, order.task)
         policy = self._ports.policy if parent is None else parent.policy
         policy = narrow_policy(policy, plan.profile.approvals, self._state.project)
-        run = Run(
+        run = Run(  # with 15 names, as in `_make_spawned_event`
+            tree=tree,
             ref=ref,
             plan=plan,
             task=task,
@@ -320,19 +312,20 @@ class Spawner:
             seconds=seconds,
             background=order.background,
             queues=parent is not None and order.queue,
-            history=None if continued is None else _make_past(continued, task),
         )
-        tree.add_run(run)
-        run.set_stall_timer(stall, self._clock, tree.write)
+        if continued is not None:
+            thread = (*continued.thread, UserTurn(task.text))
+            run.restore_history(RunHistory(thread, reference=continued.reference))
+        run.set_stall_timer(stall)
         is_delegated = parent is not None or self._ports.serves_requests
         if order.files or (is_delegated and not self._state.temporary):  # in a project, delegated runs have files
             self._files.keep(tree, ref.run)
-        written = tree.open(run, self._make_spawned_event(tree, run, checked))
+        written = run.open(self._make_spawned_event(run, checked))
         for note in plan.notes:
-            tree.write(run, note)
+            run.write(note)
         if parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
-        self._driver.start(tree, run, RunServices(tree, run, self.services), written)
+        self._driver.start(run, RunServices(run, self.services), written)
         return run
 
     def _choose_folders(self, ref: RunRef, parent: Run | None, checked: CheckedOrder, policy: Policy) -> RunFolders:
@@ -346,17 +339,16 @@ class Spawner:
             folders = msgspec.structs.replace(folders, hidden_paths=hidden_paths)
         return folders
 
-    def _make_spawned_event(self, tree: Tree, run: Run, checked: CheckedOrder) -> RunSpawned:
+    def _make_spawned_event(self, run: Run, checked: CheckedOrder) -> RunSpawned:
         """Return the first event of a run, with everything known about the run before it begins. If the tree is
         reported to the process of a caller, the event says so, and screens here do not show the tree."""
-        plan, ref, task, parent = run.plan, run.ref, run.task, run.parent
+        tree, plan, ref, parent, folders = run.tree, run.plan, run.ref, run.parent, run.folders
         order, continued, call = checked.order, checked.continued, caller_limits.CALL.get()
-        folders = run.folders
         spawned = RunSpawned(  # with 15 names: Python passes more as a dict, which is slow
             parent=None if parent is None else parent.ref.run,
             label=ref.label,
             depth=run.depth,
-            task=task.text,
+            task=run.task.text,
             subagent_id=ref.subagent_id,
             workspace=folders.path,
             profile=plan.profile_json,
@@ -369,26 +361,24 @@ class Spawner:
             trace_id=tree.trace_id,
             span_id=new_span_id(),
         )
+        rare = _list_task_fields(run.task, folders.granted_paths)
         if run.account is not None and (own := run.find_own_account()) is not None and own is not self.total:
-            spawned = msgspec.structs.replace(spawned, max_tokens=own.tokens, max_cost=own.cost)
+            rare["max_tokens"], rare["max_cost"] = own.tokens, own.cost
         if run.stall_timer is not None:
-            spawned = msgspec.structs.replace(spawned, stall_seconds=run.stall_timer.seconds)
+            rare["stall_seconds"] = run.stall_timer.seconds
         if run.slot.is_queued:
-            spawned = msgspec.structs.replace(spawned, queued=True)
+            rare["queued"] = True
         if order.background or order.limits is not None or order.continues is not None:
-            spawned = msgspec.structs.replace(
-                spawned, background=order.background, limits=order.limits, continues=order.continues
-            )
+            rare |= {"background": order.background, "limits": order.limits, "continues": order.continues}
         if checked.client:
-            spawned = msgspec.structs.replace(spawned, client=True)
+            rare["client"] = True
         if continued is not None:
-            spawned = msgspec.structs.replace(spawned, continues=continued.run, origin=continued.tree)
+            rare |= {"continues": continued.run, "origin": continued.tree}
         if parent is None and tree.trace_origin is not NO_ORIGIN:
-            origin = tree.trace_origin
-            spawned = msgspec.structs.replace(spawned, traceparent=origin.traceparent, baggage=origin.baggage)
+            rare |= {"traceparent": tree.trace_origin.traceparent, "baggage": tree.trace_origin.baggage}
         if self._ports.hook is not None and parent is None and call is not None:
-            spawned = msgspec.structs.replace(spawned, reported=call.reported_as(tree.id))
-        return _add_task_fields(spawned, task, folders.granted_paths)
+            rare["reported"] = call.reported_as(tree.id)
+        return msgspec.structs.replace(spawned, **rare) if rare else spawned
 
     def _grant_paths(self, task: Task) -> Task:
         """Return a primary's task with the paths that the user grants to every primary. The log keeps them, so that a
@@ -413,25 +403,24 @@ class Spawner:
         return task, self._ports.planner.plan(profile, task=task, parent=None)
 
 
-def _add_task_fields(spawned: RunSpawned, task: Task, granted_paths: Sequence[str]) -> RunSpawned:
-    """Return the first event with the other fields of the task, besides its text. Most tasks have none.
+def _list_task_fields(task: Task, granted_paths: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of the first event that are about the task, besides its text. Most tasks have none.
 
-    It names the context paths as they were resolved, so that nobody has to follow a link in them again."""
+    They name the context paths as they were resolved, so that nobody has to follow a link in them again."""
     shows_workspaces = task.include_parent_workspace and task.include_temp_workspace
     is_read = task.context or task.context_paths or task.files or not shows_workspaces
     if not is_read and task.request is None and task.rounds is None and not task.conversation:
-        return spawned
-    return msgspec.structs.replace(
-        spawned,
-        task_context=task.context,
-        context_paths=tuple(granted_paths),
-        include_parent_workspace=task.include_parent_workspace,
-        include_temp_workspace=task.include_temp_workspace,
-        request=task.request,
-        files=tuple(task.files),
-        conversation=task.conversation,
-        rounds=task.rounds,
-    )
+        return {}
+    return {
+        "task_context": task.context,
+        "context_paths": tuple(granted_paths),
+        "include_parent_workspace": task.include_parent_workspace,
+        "include_temp_workspace": task.include_temp_workspace,
+        "request": task.request,
+        "files": tuple(task.files),
+        "conversation": task.conversation,
+        "rounds": task.rounds,
+    }
 
 
 def find_depth(parent: Run | None) -> int:
@@ -441,7 +430,7 @@ def find_depth(parent: Run | None) -> int:
     return parent.depth if parent.plan.team is not None else parent.depth + 1
 
 
-def _limit_depth(parent: Run, limits: Limits) -> int:
+def limit_depth(parent: Run, limits: Limits) -> int:
     """Return the maximum depth of runs below a child with these limits."""
     return parent.max_depth if limits.depth is UNSET else min(parent.max_depth, find_depth(parent) + limits.depth)
 
@@ -460,19 +449,12 @@ def _choose_timeout(order: SpawnOrder, plan: Plan, timeouts: Timeouts) -> float 
     return asked if own is None or limits.seconds is UNSET else min(asked, own)
 
 
-def _make_past(continued: Continued, task: Task) -> RunHistory:
-    return RunHistory((*continued.thread, UserTurn(task.text)), reference=continued.reference)
-
-
 def _make_ref(tree: Tree, parent: Run | None, plan: Plan, task: Task) -> RunRef:
-    number, agent = len(tree.runs), plan.profile.name
-    if parent is None:
-        path, wanted = "/main", "main"
-    else:
-        path, wanted = f"{parent.ref.path}/{agent}-{number}", " ".join(task.text.split())[:LABEL_CHARACTERS]
-    label = tree.unique_label(task.label or task.subagent_id or wanted or agent)
+    agent = plan.profile.name
+    wanted = "main" if parent is None else " ".join(task.text.split())[:LABEL_CHARACTERS]
+    label = task.label or task.subagent_id or wanted or agent
     subagent_id = task.subagent_id or f"{agent}_{time.time_ns():x}"
-    return RunRef(tree=tree.id, run=number, path=path, label=label, agent=agent, subagent_id=subagent_id)
+    return tree.name_next_run(parent, agent, label=label, subagent_id=subagent_id)
 
 
 # Folders
@@ -489,35 +471,28 @@ def make_folders(
     kind: WorkspaceName = "shared"  # of a team: its members have workspaces of their own
     if plan.team is None:
         kind = plan.profile.workspace or default_workspace(state, sandboxed=sandboxed, primary=parent is None)
-    own = state.run_folder(ref.tree, ref.run)
-    folders_above = None if parent is None else parent.folders
-    snapshots = state.snapshots(ref.tree)
+    own, snapshots = state.run_folder(ref.tree, ref.run), state.snapshots(ref.tree)
     granted = tuple(readable)  # not the list: an empty one would be one more object for the garbage collector
     others = (snapshots, *granted) if task.include_temp_workspace else granted
-    if kind == "shared":
-        return RunFolders(own, above, others, kind, granted_paths=granted, parent=folders_above)
-    workspace = f"{own}/workspace"
-    if parent is None and plan.rounds is None:
-        snapshots = ""  # nobody reads them: it has no siblings and no evaluator
-    with_parent = (above, *others) if task.include_parent_workspace else others
-    if kind == "scratch":
-        return RunFolders(
-            own, workspace, with_parent, kind, granted_paths=granted, snapshots=snapshots, parent=folders_above
+    if kind == "shared" or (parent is None and plan.rounds is None):
+        snapshots = ""  # of a primary without rounds, nobody reads them: it has no siblings and no evaluator
+    workspace, copy = above if kind == "shared" else f"{own}/workspace", None
+    if kind in COPIES:
+        source_workspace, source = _find_source(state, parent, kind)
+        copy = Workspace(
+            kind=kind,
+            tree=ref.tree,
+            run=ref.run,
+            own=own,
+            path=workspace,
+            source=source,
+            project=state.project,
+            source_workspace=source_workspace,
         )
-    source_workspace, source = _find_source(state, parent, kind)
-    if not (sandboxed and above == state.project):
-        # A sandboxed copy of the project must not show the project itself, with its ignored files and git settings.
-        others = with_parent
-    copy = Workspace(
-        kind=kind,
-        tree=ref.tree,
-        run=ref.run,
-        own=own,
-        path=workspace,
-        source=source,
-        project=state.project,
-        source_workspace=source_workspace,
-    )
+    # A sandboxed copy of the project must not show the project itself, with its ignored files and git settings.
+    hides_parent = kind == "shared" or (copy is not None and sandboxed and above == state.project)
+    if task.include_parent_workspace and not hides_parent:
+        others = (above, *others)
     return RunFolders(
         own,
         workspace,
@@ -526,7 +501,7 @@ def make_folders(
         granted_paths=granted,
         workspace_copy=copy,
         snapshots=snapshots,
-        parent=folders_above,
+        parent=None if parent is None else parent.folders,
     )
 
 

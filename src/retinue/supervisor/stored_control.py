@@ -8,31 +8,25 @@ copied workspaces of all its runs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from retinue.concurrency import finish_despite_cancel
-from retinue.core.approvals import Answered, Approval, Decision, QuestionChange
-from retinue.core.caller import Caller
+from retinue.core.approvals import Answered, Approval, QuestionChange
 from retinue.core.changes import ApplyPlan, ChangedLines, Changes, RunCopy
 from retinue.core.control import (
     INTERRUPTED,
-    NO_OVERRIDES,
+    NOT_AT_WORK,
     ClientHandle,
-    ClientOptions,
     Control,
-    ResumeOverrides,
     RunHandle,
-    SpawnBelow,
     TreeInfo,
 )
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import Delta, Event
-from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader, Receipt, RunSummary
-from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result
 from retinue.log import lookup
 from retinue.log.listing import summarize_trees
@@ -201,73 +195,59 @@ class StoredTrees:
 
 
 class StoredControl(StoredTrees):
-    """Control of the trees in a log. Refuses the commands that need a process."""
+    """Control of the trees in a log. Refuses the commands that need a process, whatever their arguments."""
 
-    async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
+    async def prepare(self, *_: Any, **__: Any) -> None:
         """Do nothing: no run is started here."""
 
-    async def spawn(
-        self,
-        profile: Profile | str,
-        task: Task,
-        *,
-        limits: Limits | None = None,
-        narrow: Limits | None = None,
-        below: SpawnBelow | None = None,
-        caller: Caller | None = None,
-        starts_from: str = "",
-    ) -> RunHandle:
+    async def spawn(self, *_: Any, **__: Any) -> RunHandle:
         raise ConfigError(NO_PROCESS.format(what="a new run"))
 
-    async def open_client(self, options: ClientOptions) -> ClientHandle:
+    async def open_client(self, *_: Any) -> ClientHandle:
         raise ConfigError(NO_PROCESS.format(what="a client"))
 
-    async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
+    async def resume(self, *_: Any, **__: Any) -> RunHandle:
         raise ConfigError(NO_PROCESS.format(what="resuming a tree"))
 
-    async def continue_run(
-        self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
-    ) -> RunHandle:
+    async def continue_run(self, *_: Any, **__: Any) -> RunHandle:
         raise ConfigError(NO_PROCESS.format(what="continuing a run"))
 
-    async def change_model(self, tree: str, run: int, model: str) -> str:
+    async def change_model(self, *_: Any, **__: Any) -> str:
         raise ConfigError(NO_PROCESS.format(what="another model"))
 
-    def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
+    def serve_caller(self, *_: Any) -> AbstractContextManager[None]:
         raise ConfigError(NO_PROCESS.format(what="serving a caller"))
 
-    async def send(self, tree: str, run: int, text: str, *, source: str = "user", message_id: str = "") -> Receipt:
-        return Receipt("too_late", why="no such run is at work here")
+    async def send(self, *_: Any, **__: Any) -> Receipt:
+        return NOT_AT_WORK
 
-    async def cancel(self, tree: str, run: int = 0) -> bool:
+    async def cancel(self, *_: Any, **__: Any) -> bool:
         return False
 
-    async def interrupt_turn(self, tree: str, run: int = 0) -> bool:
+    async def interrupt_turn(self, *_: Any, **__: Any) -> bool:
         return False
 
-    async def end_conversation(self, tree: str, run: int = 0) -> bool:
+    async def end_conversation(self, *_: Any, **__: Any) -> bool:
         return False
 
-    async def kill(self, tree: str) -> None:
+    async def kill(self, *_: Any, **__: Any) -> None:
         """Do nothing: no run is at work here."""
 
-    async def pending(self, tree: str | None = None) -> list[Approval]:
+    async def pending(self, *_: Any, **__: Any) -> list[Approval]:
         return []
 
-    async def watch_questions(self, tree: str | None = None) -> AsyncGenerator[QuestionChange]:
-        for question in await self.pending(tree):
+    async def watch_questions(self, *_: Any, **__: Any) -> AsyncGenerator[QuestionChange]:
+        for question in await self.pending():
             yield question
 
-    async def answer(
-        self, approval_id: str, decision: Decision, *, by: str, digest: str = "", surface: str = "", key: str = ""
-    ) -> Answered:
+    async def answer(self, *_: Any, **__: Any) -> Answered:
         return "unknown"
 
     @asynccontextmanager
-    async def attend(self, tree: str | None = None) -> AsyncIterator[None]:
+    async def attend(self, *_: Any, **__: Any) -> AsyncIterator[None]:
         yield  # nothing asks here
 
-    async def wait_until_idle(self, tree: str) -> None:
+    async def wait_until_idle(self, *_: Any, **__: Any) -> None:
         raise ConfigError(NO_PROCESS.format(what="waiting for an idle tree"))
 
     async def close(self) -> None:

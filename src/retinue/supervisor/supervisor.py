@@ -21,6 +21,7 @@ from retinue.core.caller import Caller, narrow_caller
 from retinue.core.context import Context
 from retinue.core.control import (
     NO_OVERRIDES,
+    NOT_AT_WORK,
     ClientHandle,
     ClientOptions,
     Control,
@@ -49,12 +50,12 @@ from retinue.supervisor.driver import Driver
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.restore import Restorer
 from retinue.supervisor.restore_plans import CLIENT_LEFT
-from retinue.supervisor.run import Run
+from retinue.supervisor.run_messages import USER, check_message, send_message
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.spawner import Spawner
 from retinue.supervisor.stored_control import Phase, StoredTrees, describe_tree
-from retinue.supervisor.tree import NOT_AT_WORK, USER, TreeRegistry, check_message
+from retinue.supervisor.tree import Run, TreeRegistry
 
 CALL_GIVEN_UP = "given up by the client"
 
@@ -72,9 +73,9 @@ class Supervisor(StoredTrees):
             ports.clock, approver=ports.approver, terms=ports.terms, book=ports.book, project=ports.state.project
         )
         self._files = RunFiles(ports.log, ports.state)
-        driver = self._driver = Driver(ports, self.trees, self, self.approvals, self._files)
+        driver = Driver(ports, self.trees, self, self.approvals, self._files)
         self.spawner = Spawner(ports, self.trees, driver, self, self.approvals, self._files)
-        self._restorer = Restorer(ports, self.trees, driver, self.spawner, self.approvals, self._files)
+        self._restorer = Restorer(ports, self.trees, driver, self.spawner, self._files)
 
     # Starting runs
 
@@ -111,9 +112,8 @@ class Supervisor(StoredTrees):
         return self._make_handle(run)
 
     def _spawn_below(self, profile: Profile | str, task: Task, below: SpawnBelow) -> RunHandle:
-        tree = self.trees.get(below.tree)
-        parent = None if tree is None else tree.find_run(below.run)
-        if tree is None or parent is None:
+        parent = self.trees.find_run(below.tree, below.run)
+        if parent is None:
             raise NotFound(f"no run {below.tree}/{below.run} is at work here")
         order = SpawnOrder(
             profile,
@@ -124,8 +124,8 @@ class Supervisor(StoredTrees):
             files=below.files,
             asked_by_model=False,
         )
-        since = tree.seq
-        [child] = self.spawner.spawn_children(tree, parent, [order])
+        tree, since = parent.tree, parent.tree.seq
+        [child] = self.spawner.spawn_children(parent, [order])
         return self._make_handle(tree.runs[child.run], since=since)
 
     async def open_client(self, options: ClientOptions) -> ClientHandle:
@@ -146,7 +146,7 @@ class Supervisor(StoredTrees):
             leaving.set()
             await run.join()
 
-        services = RunServices(self.trees[run.ref.tree], run, self.spawner.services)
+        services = RunServices(run, self.spawner.services)
         return LocalClientHandle(self, run, services, leave=leave)
 
     def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
@@ -171,14 +171,14 @@ class Supervisor(StoredTrees):
     def _make_handle(self, run: Run, *, since: int = 0) -> RunHandle:
         """Return the handle of a run. The handle keeps the run, so that its result is available even if the log lost
         it."""
-        tree = self.trees.get(run.ref.tree)
-        start = 1 if tree is None else tree.seq
-        return RunHandle(self, run.ref, wait=run.wait_for_result, since=since, start_seq=start)
+        return RunHandle(self, run.ref, wait=run.wait_for_result, since=since, start_seq=run.tree.seq)
 
     def adopt_runs(self, tree: str, peer: Peer, remote: RemoteRun, *, bounds: Bounds | None = None) -> Adoption | None:
         """Return the Adoption for runs that a peer reports in `tree`, or None if the tree is not running."""
         found = self.trees.get(tree)
-        return None if found is None else self._driver.make_adoption(found, peer, remote, bounds=bounds)
+        if found is None:
+            return None
+        return Adoption(found, peer, remote, state=self.state, approvals=self.approvals, bounds=bounds)
 
     def is_live(self, tree: str) -> bool:
         """Return True for a tree that is at work in this process."""
@@ -187,10 +187,10 @@ class Supervisor(StoredTrees):
     def find_remaining(self, ref: RunRef) -> Caller:
         """Return the remaining limits of a run, for a server elsewhere. For a run that is not at work, nothing
         remains."""
-        tree, run = self.trees.get(ref.tree), self.trees.find_run(ref.tree, ref.run)
-        if tree is None or run is None:
+        run = self.trees.find_run(ref.tree, ref.run)
+        if run is None:
             return Caller(depth=0, deadline=0.0)
-        found = caller_limits.find_remaining_limits(tree, run, self._ports.clock)
+        found = caller_limits.find_remaining_limits(run)
         return narrow_caller(Caller(deadline=self.caller.deadline), found)
 
     def find_served_caller(self) -> Caller | None:
@@ -201,10 +201,10 @@ class Supervisor(StoredTrees):
     # Steering runs
 
     async def send(self, tree: str, run: int, text: str, *, source: str = USER, message_id: str = "") -> Receipt:
-        message, found = check_message(text), self.trees.get(tree)
+        message, found = check_message(text), self.trees.find_run(tree, run)
         if found is None:
             return NOT_AT_WORK
-        return await found.send_message(run, message, source=source, message_id=message_id)
+        return await send_message(found, message, source=source, message_id=message_id)
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
         found = self.trees.find_run(tree, run)
@@ -219,14 +219,14 @@ class Supervisor(StoredTrees):
         return found is not None and found.end_conversation()
 
     async def change_model(self, tree: str, run: int, model: str) -> str:
-        found, home = self.trees.find_run(tree, run), self.trees.get(tree)
-        if found is None or home is None or not found.task.conversation or found.is_stopping:
+        found = self.trees.find_run(tree, run)
+        if found is None or not found.task.conversation or found.is_stopping:
             raise ConfigError(f"{tree}/{run} is not an open conversation here")
         task = structs.replace(found.task, model=model)
         plan = self._ports.planner.plan(found.plan.profile, task=task, parent=None)
         check_price(found.account, plan, self._ports.prices)
         found.change_model(plan)
-        written = home.write(found, ModelChanged(plan.model_name), True)
+        written = found.write(ModelChanged(plan.model_name), True)
         if written is not None:
             await written
         return plan.model_name
@@ -249,11 +249,8 @@ class Supervisor(StoredTrees):
 
     @asynccontextmanager
     async def attend(self, tree: str | None = None) -> AsyncIterator[None]:
-        self.approvals.add_attendant(tree)
-        try:
+        with self.approvals.attend(tree):
             yield
-        finally:
-            self.approvals.remove_attendant(tree)
 
     async def wait_until_idle(self, tree: str) -> None:
         while self._is_at_work(tree) or self.approvals.is_attended_by_name(tree):
@@ -274,8 +271,14 @@ class Supervisor(StoredTrees):
         return found is not None and any(run.is_at_work for run in found.runs)
 
     def find_lasting_path(self, ref: RunRef) -> str:
-        """Return the path of a run at work that does not depend on other runs."""
-        return self.trees[ref.tree].runs[ref.run].lasting_path()
+        """Return a path of a run at work made of its position among its parent's children, which does not depend on
+        other runs."""
+        path, run = "", self.trees[ref.tree].runs[ref.run]
+        while run.parent is not None:
+            siblings = [child for child in run.parent.children if not child.view.spawned.server]
+            path = f"/{run.name}-{siblings.index(run) + 1}{path}"
+            run = run.parent
+        return f"{run.ref.path}{path}"
 
     def stop_run(self, tree: str, run: int, status: Status, *, failure: str = "") -> None:
         """Stop a run that is at work. With a `failure`, the run ends `failed` with this text."""
@@ -285,10 +288,10 @@ class Supervisor(StoredTrees):
 
     def warn_run(self, tree: str, run: int, text: str, *, code: str) -> bool:
         """Write a warning to a run. Return False if the run has ended or is not in a live tree."""
-        found, at = self.trees.find_run(tree, run), self.trees.get(tree)
-        if found is None or at is None or found.ended:
+        found = self.trees.find_run(tree, run)
+        if found is None or found.ended:
             return False
-        at.write(found, Warned(text, code=code))
+        found.write(Warned(text, code=code))
         return True
 
     # Reading

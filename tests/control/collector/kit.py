@@ -19,8 +19,8 @@ from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
 from retinue.protocol.reports import ADDRESS
 from retinue.remote.collector import LoopbackCollector
-from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
+from retinue.supervisor.tree import Run
 from retinue.testing import scripted
 from tests.control.loopback.kit import Response, knock
 from tests.surfaces.cli.shell import environment, find_python

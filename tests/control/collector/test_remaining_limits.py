@@ -133,11 +133,9 @@ async def test_a_call_carries_what_is_left_to_its_run(tmp_path: Path) -> None:
         assert meta["retinue/tokens"] == 50_000
         assert before + 100 <= meta["retinue/deadline"] <= time.time() + 100
         assert meta["traceparent"].split("-")[1] == h.supervisor.trees[h.tree].trace_id
-        child = h.supervisor.spawner.spawn_children(
-            h.supervisor.trees[h.tree],
-            h.main,
-            [SpawnOrder(Profile("kid", "x", limits=Limits(tokens=20_000)), Task("t"))],
-        )[0]
+        [child] = h.supervisor.spawner.spawn_children(
+            h.main, [SpawnOrder(Profile("kid", "x", limits=Limits(tokens=20_000)), Task("t"))]
+        )
         below = h.collector.meta(child.ref)
         assert (below["retinue/depth"], below["retinue/tokens"]) == (1, 20_000)
         h.main.stop("cancelled")

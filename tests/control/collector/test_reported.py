@@ -19,8 +19,8 @@ from retinue.log.listing import load_listings
 from retinue.log.lookup import find_run
 from retinue.protocol.reports import ADDRESS
 from retinue.supervisor.caller_limits import serve_caller
-from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
+from retinue.supervisor.tree import Run
 from retinue.surfaces.cli.main import main
 from retinue.testing import scripted
 from tests.control.collector.kit import open_collector

@@ -15,8 +15,8 @@ from retinue.control.server import ControlServer
 from retinue.core.limits import Limits
 from retinue.core.ports import Approver, AttachedApprover, Clock
 from retinue.core.profiles import Profile, Task
-from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
+from retinue.supervisor.tree import Run
 from retinue.testing import scripted
 from tests.gates import until
 

@@ -13,7 +13,7 @@ import retinue
 from retinue import Limits, Profile, Retinue, Task, tool
 from retinue.core.events import RunWaiting, ToolCall
 from retinue.supervisor import spawner
-from retinue.supervisor.run import Run
+from retinue.supervisor.tree import Run
 from tests.supervisor.tree.kit import call, main, until
 
 TREES = 20

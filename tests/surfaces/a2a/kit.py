@@ -21,6 +21,7 @@ from retinue import Profile, tool
 from retinue.build.logs import open_log_reader
 from retinue.build.parts import Parts
 from retinue.build.supervisor import open_served_control
+from retinue.core.events import Event
 from retinue.core.messages import Reply, Request, UserTurn
 from retinue.surfaces.a2a.options import OperatorScreen, ServerOptions
 from retinue.surfaces.a2a.server import A2aServer
@@ -92,6 +93,13 @@ class Notes:
     @property
     def screen(self) -> OperatorScreen:
         return OperatorScreen(say=self.said.append, show_task=self.show_task)
+
+
+async def read_only_tree(folder: Path) -> list[Event]:
+    """Read the events of the only tree of a server."""
+    log = open_log_reader(folder / ".retinue")
+    [stored] = await log.list_trees()
+    return await log.read(stored.tree)
 
 
 async def read_bodies(folder: Path, tree: str, kind: type[Body]) -> list[Body]:
