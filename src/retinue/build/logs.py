@@ -17,7 +17,8 @@ from retinue.core.traces import FindOrigin, Telemetry, TraceOrigin
 from retinue.files.atomic import replace_file
 from retinue.files.content import read_small_file
 from retinue.files.opening import RefusedFile
-from retinue.files.state_owner import LOG_FOLDER, adopt_state_folder, claim_state_folder, verify_state_folder
+from retinue.files.state_folder import LOG_FOLDER
+from retinue.files.state_owner import adopt_state_folder, claim_state_folder, verify_state_folder
 
 if TYPE_CHECKING:
     from retinue.build.parts import Parts

@@ -33,6 +33,7 @@ from retinue.files.failpoints import reach_failpoint
 from retinue.files.locks import take_file_lock
 from retinue.files.mailbox import Mailbox, UnreadableMessage
 from retinue.files.private import make_private_folder
+from retinue.files.state_folder import OUTBOX_FOLDER
 from retinue.files.trees import remove_tree
 from retinue.protocol import outbox as protocol
 from retinue.workspaces.delegated import AllowedRoots, remove_temporary_files
@@ -61,11 +62,11 @@ class OutboxWatcher:
             if Path(os.path.realpath(hosting.outbox)).is_relative_to(os.path.realpath(hosting.state)):
                 raise ConfigError("the outbox may not be in the watcher's own .retinue folder")
             key = hashlib.sha256(os.fsencode(os.path.realpath(hosting.outbox))).hexdigest()[:16]
-            self._kept = Mailbox(make_private_folder(hosting.state / "outbox" / key), SIDE)
+            self._kept = Mailbox(make_private_folder(hosting.state / OUTBOX_FOLDER / key), SIDE)
         except BaseException:
             self._box.close()
             raise
-        self._stage = make_private_folder(hosting.state / "outbox" / f"{key}.copies")
+        self._stage = make_private_folder(hosting.state / OUTBOX_FOLDER / f"{key}.copies")
         self._locks = FolderLocks()
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._requests: dict[str, DelegationRequest] = {}

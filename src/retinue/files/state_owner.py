@@ -21,12 +21,10 @@ from retinue.files.atomic import is_temporary_name, replace_file
 from retinue.files.content import read_small_file
 from retinue.files.opening import AnyPath
 from retinue.files.private import make_private_folder
+from retinue.files.state_folder import STATE_FOLDERS
 from retinue.files.user_key import has_signature, sign_data
 
 OWNER_FILE = "owner.json"
-LOG_FOLDER = "logs"  # of a log in files, whose owner is checked here too; build/logs.py gives it to the log
-APPLY_FOLDER = "applying"
-STATE_FOLDERS = (LOG_FOLDER, "runs", "control", "outbox", APPLY_FOLDER, "mcp", "a2a")
 PURPOSE = "state folder"
 MAX_BYTES = 16 * 1024
 OTHERS_MAY_WRITE = 0o022

@@ -17,10 +17,11 @@ from retinue.files.atomic import open_replacement
 from retinue.files.content import read_chunks, write_all
 from retinue.files.opening import open_folder, open_regular_file, stat_real
 from retinue.files.private import make_private_folder
+from retinue.files.state_folder import find_state_folder
 from retinue.files.trees import is_open
 from retinue.protocol.tool_server import Pin
 from retinue.tools.truncate import SPILL_BYTES
-from retinue.workspaces.run_folders import HOST_OUTPUTS, RunFolders, find_state_folder
+from retinue.workspaces.run_folders import HOST_OUTPUTS, RunFolders
 from retinue.workspaces.workspace import Workspace, read_record
 
 MAX_OUTPUTS = 1000

@@ -10,11 +10,11 @@ from retinue.core.errors import RetinueError, ToolError
 from retinue.core.messages import Call
 from retinue.core.ports import Outcome
 from retinue.core.results import format_changed_files
+from retinue.files.state_folder import find_state_folder
 from retinue.supervisor.policy import find_write_denial
 from retinue.supervisor.tree import Run
 from retinue.workspaces.copies import CopiedWorkspace, TargetFolder, explain_missing_copy, find_copy
 from retinue.workspaces.merge import MergePlan
-from retinue.workspaces.run_folders import find_state_folder
 
 APPLY = "apply_subagent"
 UNASKED = ""  # instead of a digest: there was nothing to approve

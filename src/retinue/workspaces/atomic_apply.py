@@ -25,7 +25,7 @@ from retinue.files.content import read_small_file
 from retinue.files.locks import open_own_file, take_file_lock
 from retinue.files.opening import open_parent
 from retinue.files.private import make_private_folder
-from retinue.files.state_owner import APPLY_FOLDER
+from retinue.files.state_folder import APPLY_FOLDER
 from retinue.files.trees import remove_tree
 from retinue.files.user_key import has_signature, sign_data
 from retinue.workspaces.capture import read_current

@@ -18,10 +18,10 @@ from retinue.core.changes import ApplyPlan, ChangedLines, Changes, RunCopy
 from retinue.core.errors import RetinueError
 from retinue.core.events import RunSpawned
 from retinue.core.results import ChangedFile
+from retinue.files.state_folder import find_tree_folder, name_run_folder
 from retinue.workspaces import atomic_apply, merge
 from retinue.workspaces.capture import describe_change, list_changed_paths
 from retinue.workspaces.recording import LISTED, record_changes, record_files
-from retinue.workspaces.run_folders import find_tree_folder, name_run_folder
 from retinue.workspaces.store import Files, Import, Store, find_store
 from retinue.workspaces.workspace import (
     ApplyRecord,

@@ -26,12 +26,13 @@ from retinue.core.plans import Job
 from retinue.core.ports import Emit
 from retinue.files.atomic import create_folder, move_folder
 from retinue.files.private import make_private_folder
+from retinue.files.state_folder import find_state_folder
 from retinue.files.trees import remove_tree
 from retinue.workspaces import git
 from retinue.workspaces.clone import Clone, make_clone
 from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.ignores import Ignores
-from retinue.workspaces.run_folders import NOT_A_REPOSITORY, RunFolders, find_state_folder
+from retinue.workspaces.run_folders import NOT_A_REPOSITORY, RunFolders
 from retinue.workspaces.store import ContentNames, Files, Import, Store, find_store
 from retinue.workspaces.walk import Skipped, Walker, display_path
 from retinue.workspaces.workspace import (

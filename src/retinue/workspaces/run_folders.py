@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,16 +19,16 @@ from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import WorkspaceName
 from retinue.core.secrets import clean_text
-from retinue.files.opening import AnyPath, RefusedFile, stat_real
+from retinue.files.opening import RefusedFile, stat_real
 from retinue.files.private import make_private_folder, open_private_file, write_private_file
 from retinue.files.reserved import find_git_root
 from retinue.files.scratch import make_scratch_name
+from retinue.files.state_folder import find_tree_folder, name_run_folder
 from retinue.files.trees import measure_folder, remove_tree, remove_whole_tree
 from retinue.workspaces.workspace import ChangesRecord, Workspace
 
 HOST_OUTPUTS = "host_outputs"
 NOT_A_REPOSITORY = "workspace 'worktree' needs a git repository, and {project} is in none: use copy"
-_TREE_ID = re.compile(r"[0-9a-z]+")
 
 
 class StateFolder:
@@ -199,22 +198,6 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
             why = getattr(error, "strerror", None) or str(error)
             return f"{head}\n[... {len(data)} bytes in all; the rest is not kept: {why} ...]", ""
         return f"{head}\n[... {len(data)} bytes in all; whole text in {path} ...]", str(path)
-
-
-def name_run_folder(state: AnyPath, tree: str, run: int) -> str:
-    """Return the path of the folder of a run, in the state folder `state`."""
-    return f"{state}/runs/{tree}/{run}"
-
-
-def find_state_folder(own: AnyPath) -> Path:
-    """Return the state folder that a run's folder is in."""
-    return Path(own).parents[2]
-
-
-def find_tree_folder(state: AnyPath, tree: str) -> Path | None:
-    """Return the path of the folder of a tree, which need not exist. Returns None if the id is not in our format: an id
-    from a log must not lead to another path."""
-    return Path(state, "runs", tree) if _TREE_ID.fullmatch(tree) else None
 
 
 def remove_tree_folder(state: Path, tree: str, *, dry_run: bool = False) -> int:

@@ -44,7 +44,8 @@ from retinue.core.results import Result
 from retinue.core.teams import Member
 from retinue.core.usage import Usage
 from retinue.files.reserved import STATE_FOLDER
-from retinue.files.state_owner import LOG_FOLDER, STATE_FOLDERS, verify_state_folder
+from retinue.files.state_folder import LOG_FOLDER, STATE_FOLDERS
+from retinue.files.state_owner import verify_state_folder
 from retinue.files.user_key import check_user_key
 from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output

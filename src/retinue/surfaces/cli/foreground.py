@@ -16,6 +16,7 @@ from retinue.core.errors import ConfigError, OutputFailed, RetinueError
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.files.private import make_private_folder, open_private_file
+from retinue.files.state_folder import name_run_folder
 from retinue.log.blocks import format_count
 from retinue.log.lookup import find_run
 from retinue.surfaces.cli import output
@@ -175,7 +176,7 @@ def _print_result(result: Result[Any], *, as_json: bool, rendered: bool, is_here
 
 def redirect_output(state: Path, run: RunHandle) -> None:
     """Redirect stdout and stderr to files in the folder of the run."""
-    folder = make_private_folder(state / "runs" / run.tree / str(run.number))
+    folder = make_private_folder(Path(name_run_folder(state, run.tree, run.number)))
     sys.stdout.flush()
     sys.stderr.flush()
     for fd, name in DETACHED_FILES:

@@ -22,6 +22,7 @@ from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader, name_process
 from retinue.core.profiles import RUNTIMES
+from retinue.files.state_folder import OUTBOX_FOLDER
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import find_run, resolve_recent
 from retinue.log.reading import follow_events
@@ -86,7 +87,7 @@ def _warn_of_answered_request(state: Path, found: Listing) -> None:
     """Warn if the tree was requested through an outbox. Its request was answered when the watcher was killed."""
     spawned = found.runs.runs[0].spawned
     request = parse_request_name(request_name(spawned.subagent_id))
-    if request is not None and any((state / "outbox").glob(f"*/{request}")):
+    if request is not None and any((state / OUTBOX_FOLDER).glob(f"*/{request}")):
         output.print_warning(REQUEST_ANSWERED.format(tree=found.tree, request=request, workspace=spawned.workspace))
 
 

@@ -12,6 +12,7 @@ import asyncio
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
+from pathlib import Path
 
 from retinue.build.logs import open_log_reader
 from retinue.build.parts import MAIN, Parts
@@ -23,6 +24,7 @@ from retinue.core.events import Delta
 from retinue.core.messages import ASKER
 from retinue.core.ports import STATUS_FILE, Receipt, RunSummary, SpawnedRun
 from retinue.core.profiles import Profile
+from retinue.files.state_folder import name_run_folder
 from retinue.log.activity import ProgressLines
 from retinue.log.listing import load_listing, load_listings
 from retinue.log.reading import wait_until_read
@@ -93,7 +95,7 @@ class Backend:
     # Subagents
 
     def make_spawned_run(self, known: KnownRun) -> SpawnedRun:
-        folder = self.state / "runs" / known.tree / str(known.row.run)
+        folder = Path(name_run_folder(self.state, known.tree, known.row.run))
         return known.to_spawned_run(str(folder) if known.is_here or (folder / STATUS_FILE).exists() else "")
 
     async def find_run(self, name: str, client: str | None, others: Mapping[str, KnownRun]) -> KnownRun:
