@@ -154,8 +154,9 @@ class Restorer:
             raise ConfigError(f"{tree} was interrupted: `retinue resume {tree}` resumes it")
         if old.ended is None:
             raise ConfigError(f"{tree}/{number} is at work: `retinue send {tree}/{number} TEXT` tells it something")
-        if old.spawned.server:
-            raise ConfigError(RAN_ELSEWHERE.format(who=f"{tree}/{number}", server=old.spawned.server))
+        if old.spawned.remote_id:  # its name, model and thread are a peer's words, and would choose a profile here
+            where = f"in the MCP server '{old.spawned.server}'" if old.spawned.server else "at a remote agent"
+            raise ConfigError(RAN_ELSEWHERE.format(who=f"{tree}/{number}", where=where))
 
     def _continue_primary(
         self, old: RunView, text: str, overrides: ResumeOverrides, plans: PlanRestorer, continued: Continued

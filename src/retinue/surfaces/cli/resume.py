@@ -216,8 +216,9 @@ async def _find_ended(name: str) -> tuple[output.ProjectLog, Listing, RunRef]:
     old = tree.runs.runs[found.run]
     if old.spawned.server:
         home = await find_reported_run(project.log, old.agent, old.spawned.subagent_id)
-        where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
-        raise ConfigError(RAN_ELSEWHERE.format(who=found.name, server=old.spawned.server) + where)
+        instead = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
+        where = f"in the MCP server '{old.spawned.server}'"
+        raise ConfigError(RAN_ELSEWHERE.format(who=found.name, where=where) + instead)
     if not tree.live and not tree.ended:
         raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` resumes it")
     if old.ended is None:
