@@ -3,6 +3,8 @@
 Questions belong to a tree, not to a turn. Every answer names the id of its question, whether it comes from the
 approver function or terminal, from a second terminal, from a rule or from a timeout. The first answer is written and
 takes effect; later ones are stale. An answer for more than one call also counts for questions that are already open.
+The tools of a peer are other tools than ours of the same name: an answer for more than one call holds at the peer only,
+or here only.
 An approver who leaves, such as the terminal of the run, answers nothing: if nobody else is present, the question stays
 open for some time. This module knows runs and trees, but not how a call is made or run.
 """
@@ -33,7 +35,7 @@ from retinue.core.approvals import (
 )
 from retinue.core.errors import ApproverLeft, ConfigError, Failed, Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned
-from retinue.core.messages import Call, ToolSpec
+from retinue.core.messages import FOREIGN, Call, ToolSpec
 from retinue.core.ports import AttachedApprover, Clock, Preview, RuleBook, Timer
 from retinue.core.rules import ALLOW, ASK, FILES, WRITERS, Verdict, derive_rules, is_a, join_seal
 from retinue.core.secrets import clean_text, clean_value
@@ -69,6 +71,11 @@ async def write_started(tree: Tree, run: Run, call: Call) -> None:
         await written
 
 
+_StandingKey = tuple[str, int | None, int | None, str]
+"""What an answer for more than one call covers: the tree, the run (None for all runs), the run at whose peer the tool
+works (None for a tool of ours), and the tool with its seal."""
+
+
 class Approvals:
     """The open questions of one supervisor, for use in one event loop. Not thread-safe."""
 
@@ -88,8 +95,8 @@ class Approvals:
         self._project = project
         self._questions: dict[str, Question] = {}
         self._answered: dict[str, None] = {}
-        self._standing_answers: dict[tuple[str, int | None, str], str] = {}
-        self._restored: set[tuple[str, int | None, str]] = set()  # standing answers from an earlier process
+        self._standing_answers: dict[_StandingKey, str] = {}
+        self._restored: set[_StandingKey] = set()  # standing answers from an earlier process
         self._approver_tasks = TaskOwner()
         self._attendants: Counter[str | None] = Counter()  # people present for a tree; None is for all trees
         self._departure = asyncio.Event()  # set when one of them has left
@@ -112,7 +119,7 @@ class Approvals:
         """Decide about a call that the policy does not simply allow. The decision is written before it takes
         effect. The start of a call that does not run here is for its peer to report."""
         tool = join_seal(call.name, spec.seal)
-        standing = self._find_standing(tree.id, run.ref.run, tool, verdict)
+        standing = self._find_standing(run, tool, verdict)
         if verdict.what != "ask" or standing:
             rule = standing or verdict.rule
             is_denied = verdict.what == "deny"
@@ -349,7 +356,7 @@ class Approvals:
 
     def _answer_others(self, question: Question, decision: Decision, *, by: str, surface: str) -> None:
         """Answer the other open questions that this answer covers too."""
-        tree, run, tool = question.tree.id, question.run.ref.run, join_seal(question.call.name, question.spec.seal)
+        run, tool = question.run, join_seal(question.call.name, question.spec.seal)
         if decision.all_pending_of_run:
             same = Deny(decision.reason) if isinstance(decision, Deny) else Allow()
             self._resolve_all(lambda q: same if q.run is question.run else None, "pending", surface, by=by)
@@ -359,27 +366,28 @@ class Approvals:
             rule = question.approval.rule
             self._resolve_all(lambda q: Allow() if q.judge().what == "allow" else None, "project", surface, rule=rule)
             return
-        words = self.remember(tree, run, tool, scope=decision.scope, by=by)
+        where = run.ref.run if decision.scope == "run" else None
+        words = self._remember((run.ref.tree, where, _find_peer(run), tool), by=by)
         find = self._find_standing_for
         self._resolve_all(lambda q: Allow() if find(q) else None, decision.scope, surface, rule=words)
 
-    def remember(self, tree: str, run: int, tool: str, *, scope: str, by: str) -> str:
-        """Remember an answer for all calls of a tool, in a run or in its tree. Return a description of the answer."""
-        where = "this run" if scope == "run" else "this tree"
+    def _remember(self, key: _StandingKey, *, by: str) -> str:
+        """Remember an answer for all calls of a tool. Return a description of the answer."""
+        _, run, peer, tool = key
+        where = "this run" if run is not None else "this tree" if peer is None else f"run {peer} and the runs below it"
         words = f"{tool.partition('@')[0]} in {where}, said by {by}"
-        key = (tree, run if scope == "run" else None, tool)
         self._standing_answers[key] = words
         self._restored.discard(key)
         return words
 
     def restore(self, tree: str, *, asked: int, answers: Iterable[tuple[int, ApprovalDecided]]) -> None:
         """Restore the state of a tree from an earlier process: the number of its questions, and its answers for more
-        than one call."""
+        than one call, which are about tools of ours."""
         self._asked[tree] = asked
         for run, body in answers:
-            tool = join_seal(body.tool, body.seal)
-            self.remember(tree, run, tool, scope=body.scope, by=body.by)
-            self._restored.add((tree, run if body.scope == "run" else None, tool))
+            key = tree, run if body.scope == "run" else None, None, join_seal(body.tool, body.seal)
+            self._remember(key, by=body.by)
+            self._restored.add(key)
 
     def _resolve_all(
         self, choose: Callable[[Question], Decision | None], scope: str, surface: str, *, by: str = "", rule: str = ""
@@ -392,14 +400,15 @@ class Approvals:
 
     def _find_standing_for(self, question: Question) -> str:
         tool = join_seal(question.call.name, question.spec.seal)
-        return self._find_standing(question.tree.id, question.run.ref.run, tool, question.judge())
+        return self._find_standing(question.run, tool, question.judge())
 
-    def _find_standing(self, tree: str, run: int, tool: str, verdict: Verdict) -> str:
+    def _find_standing(self, run: Run, tool: str, verdict: Verdict) -> str:
         """Return the description of an earlier answer that covers a call, or ''. An answer from an earlier process
         does not cover a call that a current rule asks about: a log never loosens the settings."""
         if not self._standing_answers or verdict.what != "ask" or verdict.firm:
             return ""
-        for key in ((tree, run, tool), (tree, None, tool)):
+        tree, peer = run.ref.tree, _find_peer(run)
+        for key in ((tree, run.ref.run, peer, tool), (tree, None, peer, tool)):
             words = self._standing_answers.get(key, "")
             if words and not (verdict.rule and key in self._restored):
                 return words
@@ -408,7 +417,8 @@ class Approvals:
     def _stood_before(self, tree: str, tool: str) -> bool:
         """Return True if a person allowed the tool while it had another seal."""
         before = f"{tool.partition('@')[0]}@"
-        return any(its == tree and name != tool and name.startswith(before) for its, _, name in self._standing_answers)
+        ours = [name for its, _, peer, name in self._standing_answers if its == tree and peer is None]
+        return any(name != tool and name.startswith(before) for name in ours)
 
     def _write(
         self,
@@ -506,8 +516,11 @@ class Question:
 
 
 def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
-    """Return the verdict of the run's policy on a call."""
+    """Return the verdict of the run's policy on a call. Exceptions for our sandboxes and workspaces do not hold for a
+    call at a peer."""
     policy = run.policy
+    if spec.tier == FOREIGN:
+        return policy.judge(spec, call.args, primary=run.parent is None, workspace=run.folders.path)
     if spec.name in SANDBOXED_TOOLS and not spec.host and spec.name not in run.plan.host and _is_sandboxed(run):
         policy = find_sandbox_policy(policy)
     verdict = policy.judge(spec, call.args, primary=run.parent is None, workspace=run.folders.path)
@@ -524,6 +537,12 @@ def _writes_handed_file(run: Run, spec: ToolSpec, call: Call) -> bool:
     named = [call.args[key] for key in ("path", "file_path") if key in call.args]
     wanted = [each for name in plan.handed_files for each in (name, f"{folder}/{name}")]
     return not run.folders.is_shared and bool(named) and all(name in wanted for name in named)
+
+
+def _find_peer(run: Run) -> int | None:
+    """Return the number of the run at whose peer a run works, or None for a run of ours."""
+    root = run.peer_root
+    return None if root is None else root.ref.run
 
 
 def current_spec(run: Run, spec: ToolSpec) -> ToolSpec:
@@ -573,7 +592,7 @@ def _make_approval(
         call_id=clean_text(call.id),
         label=None if run.parent is None else ref.label,
         preview=clean_text(preview),
-        rule="" if verdict.rule else _derive_rule(run, call, project, spec.seal),
+        rule="" if verdict.rule or spec.tier == FOREIGN else _derive_rule(run, call, project, spec.seal),
         digest=_digest_call(tree, run, call),
     )
 
