@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from retinue.core.approvals import Allow, Approval, Decision, Deny
+from retinue.core.caller import ClientRequest
 from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError
 from retinue.core.events import (
@@ -29,12 +30,16 @@ from retinue.core.limits import Limits
 from retinue.core.ports import AttachedApprover
 from retinue.core.profiles import Profile, Task
 from retinue.core.rules import Rules, parse_rule
+from retinue.log.activity import Activity, Entries
 from retinue.log.blocks import Blocks
 from retinue.log.questions import Questions
+from retinue.log.runs import Runs
 from retinue.log.threads import find_standing_answers, fold_interrupted_runs
 from retinue.remote.port import STARTED, Capabilities, RemoteSpawned
 from retinue.supervisor.adoption import ELSEWHERE_SECONDS
 from retinue.supervisor.supervisor import Supervisor
+from retinue.surfaces.a2a.options import ServerOptions
+from retinue.surfaces.a2a.streams import ServedTask, StreamFold
 from retinue.surfaces.printer.printer import describe_rule
 from retinue.testing import ManualClock, scripted
 from tests.gates import until
@@ -398,10 +403,31 @@ async def test_a_question_that_is_answered_at_a_peer_has_an_id_of_ours_and_close
     assert isinstance(asked.body, ApprovalAsked)
     assert asked.body.approval_id.startswith(f"{run.ref.tree}/0/")
     taken.append(asked.body.approval_id)
-    questions = Questions()
-    for event in await events_after(supervisor, run.ref.tree, Message):
-        questions.apply(event)
-    assert list(questions.open) == taken
+    runs = Runs.of(run.ref.tree, await events_after(supervisor, run.ref.tree, Message)).runs
+    assert [[asked.approval_id for asked in view.approvals] for view in runs.values()] == [taken, []]
+    await supervisor.close()
+
+
+@pytest.mark.requirement("P16")
+@pytest.mark.usefixtures("answers_itself")
+async def test_a_question_that_nobody_here_can_answer_is_shown_but_asks_nobody_here(tmp_path: Path) -> None:
+    peer = ScriptedPeer(ask_silently)
+    supervisor = make_supervisor(tmp_path, peer)
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    events = await events_after(supervisor, run.ref.tree, ApprovalAsked)
+    entries, activity = Entries(), Activity(run.ref.tree)
+    shown = [entry for event in events if (entry := entries.apply(event)) is not None]
+    for event in events:
+        activity.apply(event)
+    assert "".join(text for _, text in shown[-1].spans) == "◐ shell(ls)  asked and answered at the peer"
+    assert dict(activity.questions) == {} and supervisor.approvals.pending() == []
+    assert run.view.state == "waiting_approval"
+    options = ServerOptions(
+        profile=SCRIPTED, profiles=(), host="", port=0, public_url="", tokens={}, pattern="subagent", asks_client=True,
+        on_disconnect="cancel", most_tasks=1, certificate=None, key=None, version="",
+    )  # fmt: skip
+    fold = StreamFold(ServedTask(run.ref.tree, ClientRequest("a2a", "client", "context", "message")), options)
+    assert [update for event in events for update in fold.apply(event)] == []
     await supervisor.close()
 
 
@@ -437,10 +463,8 @@ async def test_a_question_of_a_run_below_a_peer_is_open_once_after_a_crash(tmp_p
     for event in before:
         second.log.append(event)
     run = await second.resume(tree, ResumeOverrides(profiles=[SCRIPTED]))
-    questions = Questions()
-    for event in await events_after(second, tree, ApprovalAsked, 2):
-        questions.apply(event)
-    assert [asked.run for asked in questions.open.values()] == [1]
+    runs = Runs.of(tree, await events_after(second, tree, ApprovalAsked, 2)).runs
+    assert [len(view.approvals) for view in runs.values()] == [0, 1]
     peer.runs[0].say(over())
     await run.result()
     await second.close()
