@@ -1,4 +1,4 @@
-"""What a hostile peer reports about its run: it settles nothing outside this run."""
+"""Tests of hostile peers: what a peer reports about its run settles nothing outside this run."""
 
 from __future__ import annotations
 
