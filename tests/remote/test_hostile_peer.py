@@ -36,7 +36,7 @@ from retinue.log.questions import Questions
 from retinue.log.runs import Runs
 from retinue.log.threads import find_standing_answers, fold_interrupted_runs
 from retinue.remote.port import STARTED, Capabilities, RemoteSpawned
-from retinue.supervisor.adoption import ELSEWHERE_SECONDS
+from retinue.supervisor.adoption import ELSEWHERE_SECONDS, MOST_QUESTIONS, TOO_MANY
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.a2a.options import ServerOptions
 from retinue.surfaces.a2a.streams import ServedTask, StreamFold
@@ -446,6 +446,64 @@ async def test_a_peer_withdraws_only_the_question_that_it_names(tmp_path: Path) 
     await until(lambda: len(supervisor.approvals.pending()) == 1)
     [pending] = supervisor.approvals.pending()
     assert (pending.call_id, list(questions.open)) == ("c2", [pending.id])
+    await supervisor.close()
+
+
+@pytest.mark.finding("X8")
+async def test_a_question_with_deep_arguments_is_asked_with_the_reason_why_they_are_not_shown(tmp_path: Path) -> None:
+    """Such arguments can be neither copied nor written: the question was lost with its task."""
+
+    async def script(run: PeerRun) -> None:
+        args: dict[str, Any] = {}
+        for _ in range(900):
+            args = {"deep": args}
+        run.say(ApprovalAsked("theirs", "c", "shell", args))
+        run.say(over((await run.answers.get()).__class__.__name__))
+
+    asked: list[Approval] = []
+    approver = make_approver(asked, at_peer=Deny(), here=Deny())
+    supervisor = make_supervisor(tmp_path, ScriptedPeer(script), approver=approver)
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    async with asyncio.timeout(60):
+        await run.join()
+    assert run.result().final_response == "Deny"
+    assert asked[0].args == {"INVALID_JSON": "they are nested more than 100 levels deep"}
+    await supervisor.close()
+
+
+@pytest.mark.finding("X8")
+async def test_a_peer_cannot_ask_a_person_without_end(tmp_path: Path) -> None:
+    denied: list[str] = []
+
+    async def script(run: PeerRun) -> None:
+        for number in range(MOST_QUESTIONS + 2):
+            run.say(ApprovalAsked(f"q{number}", f"c{number}", "shell", {}))
+        for _ in range(2):
+            answer = await run.answers.get()
+            denied.append(answer.reason if isinstance(answer, Deny) else "")
+        run.say(Message("said"))
+
+    supervisor = make_supervisor(tmp_path, ScriptedPeer(script))
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    await events_after(supervisor, run.ref.tree, Message)
+    await until(lambda: len(supervisor.approvals.pending()) == MOST_QUESTIONS)
+    assert denied == [TOO_MANY] * 2
+    await supervisor.close()
+
+
+@pytest.mark.finding("X8")
+@pytest.mark.usefixtures("answers_itself")
+async def test_a_peer_cannot_claim_questions_without_end(tmp_path: Path) -> None:
+    async def script(run: PeerRun) -> None:
+        for number in range(MOST_QUESTIONS + 2):
+            run.say(ApprovalAsked(f"q{number}", f"c{number}", "shell", {}))
+        run.say(Message("said"))
+
+    supervisor = make_supervisor(tmp_path, ScriptedPeer(script))
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    events = await events_after(supervisor, run.ref.tree, Message)
+    kinds = [event.kind for event in events]
+    assert (kinds.count("approval.asked"), kinds.count("gap")) == (MOST_QUESTIONS, 2)
     await supervisor.close()
 
 

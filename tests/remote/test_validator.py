@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from math import inf, nan
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from retinue.core.events import (
     Gap,
     Inbox,
     Message,
+    RunEnded,
     RunRemote,
     ToolCall,
     ToolResult,
@@ -21,11 +23,16 @@ from retinue.core.events import (
     TurnStarted,
     UsageReported,
 )
+from retinue.core.sendable import INVALID, find_problem
 from retinue.core.usage import Usage
 from retinue.protocol.peer_events import REPORTED
 from retinue.remote.port import STARTED, RemoteSpawned, Report
 from retinue.remote.validator import FIELDS, Bounds, ReportValidator
 from tests.remote.contract import INSTEAD, MAY_SET, expect_fields, make_hostile
+
+DEEP: dict[str, Any] = {}
+for _ in range(900):
+    DEEP = {"deep": DEEP}
 
 
 def check_one(body: Body) -> list[Body]:
@@ -66,6 +73,8 @@ def test_what_a_peer_may_report_is_one_decision() -> None:
         (ToolCall("c", "n", {}, timeout_seconds=-1), ToolCall("c", "n", {})),
         (ToolResult("c", "n", "x", duration_ms=10**30), ToolResult("c", "n", "x", duration_ms=10**12)),
         (ToolResult("c", "n", "x", duration_ms=-1), ToolResult("c", "n", "x")),
+        (ToolCall("c", "n", DEEP), ToolCall("c", "n", {INVALID: find_problem(DEEP)})),
+        (RunEnded("done", "x", 0, structured=DEEP), RunEnded("done", "x", 0)),
         (TurnEnded(10**30), TurnEnded(10**6)),
         (Gap(-(10**30), "x"), Gap(0, "x")),
         (UsageReported("m", Usage(1, 1), Decimal("0." + "1" * 10_000)),

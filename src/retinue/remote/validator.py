@@ -39,6 +39,7 @@ from retinue.core.events import (
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.messages import ASKER, FOREIGN, NOTHING_TO_RUN, NOTICE, QUESTION, REMINDER, TASK, USERS_OWN
 from retinue.core.results import ENDING_CODES, STATUSES, ending_texts
+from retinue.core.sendable import INVALID, find_problem
 from retinue.remote.port import STARTED, RemoteDelta, RemoteSpawned, Report
 
 DELTA_KINDS = ("text", "thinking", "output")
@@ -253,6 +254,16 @@ def _round_cost(value: Decimal | None) -> Decimal | None:
     return None if value is None else +value  # to 28 digits
 
 
+def _check_args(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return arguments that can be stored and copied. In place of others, return why they cannot."""
+    why = find_problem(value)
+    return {INVALID: why} if why else value
+
+
+def _check_value(value: Any) -> Any:
+    return None if find_problem(value) else value
+
+
 def _drop_number(value: int) -> int:
     return 0
 
@@ -276,7 +287,7 @@ FIELDS: Mapping[type[Body] | type[RemoteSpawned], Mapping[str, Field]] = {
     ToolCall: {
         "call_id": _cut_id,
         "name": _cut_id,
-        "args": _keep,
+        "args": _check_args,
         "tier": _choose("confirm", "observe", NOTHING_TO_RUN, USERS_OWN, QUESTION, FOREIGN),
         "display_name": _cut_id,
         "waits": _keep,
@@ -296,7 +307,13 @@ FIELDS: Mapping[type[Body] | type[RemoteSpawned], Mapping[str, Field]] = {
         "sandbox": _cut_parts,
     },
     # The id becomes one of ours, and the label that of the run. Rules and digests are made here, if we ask the person.
-    ApprovalAsked: {"approval_id": _cut_id, "call_id": _cut_id, "tool": _cut_id, "args": _keep, "preview": cut_text},
+    ApprovalAsked: {
+        "approval_id": _cut_id,
+        "call_id": _cut_id,
+        "tool": _cut_id,
+        "args": _check_args,
+        "preview": cut_text,
+    },
     # An answer given at the peer is about this call there, whoever gave it and whatever else was said with it.
     ApprovalDecided: {
         "approval_id": _cut_id,
@@ -304,7 +321,7 @@ FIELDS: Mapping[type[Body] | type[RemoteSpawned], Mapping[str, Field]] = {
         "allowed": _keep,
         "reason": cut_text,
         "tool": _cut_id,
-        "args": _keep,
+        "args": _check_args,
     },
     Inbox: {"text": cut_text, "source": _choose(NOTICE, ASKER, REMINDER)},  # only our user is the user
     UsageReported: {"model": _cut_id, "usage": _keep, "cost": _round_cost, "estimated": _keep},  # can be added up
@@ -317,7 +334,7 @@ FIELDS: Mapping[type[Body] | type[RemoteSpawned], Mapping[str, Field]] = {
         "duration_ms": _drop_number,  # measured here
         "error_details": _cut_optional_text,
         "partial": cut_text,
-        "structured": _keep,
+        "structured": _check_value,
         "code": _keep,
     },
 }

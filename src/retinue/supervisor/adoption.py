@@ -32,6 +32,7 @@ from retinue.core.events import (
     Body,
     Delta,
     Event,
+    Gap,
     Inbox,
     RunEnded,
     RunSpawned,
@@ -56,9 +57,11 @@ from retinue.workspaces.run_folders import RunFolders, StateFolder
 
 CONFIRM_SECONDS = 5.0
 ELSEWHERE_SECONDS = 3600.0
+MOST_QUESTIONS = 100
 BY_PEER = "peer"  # the author of an answer that was given at the peer
 UNCONFIRMED = "the peer has not confirmed that the run received the message"
 NOBODY_ASKED = "nobody could be asked"
+TOO_MANY = f"more than {MOST_QUESTIONS} questions are open"
 ASKED_AGAIN = "the question was open when the process ended; the run asks again if it still needs an answer"
 _OWN_PACE = (ApprovalAsked, ApprovalDecided)  # asked again after a crash, so never skipped as written
 
@@ -375,6 +378,9 @@ class Adoption:
         place = key, body.approval_id
         if place in self._elsewhere:
             return
+        if len(self._elsewhere) >= MOST_QUESTIONS:
+            self._tree.write(run, Gap(1, f"{self._peer.who} asks again, but {TOO_MANY}"))
+            return
         asked = self._elsewhere[place] = msgspec.structs.replace(
             body,
             approval_id=self._tree.next_approval_id(run),
@@ -417,9 +423,15 @@ class Adoption:
         place = key, body.approval_id
         if place not in self._questions:
             call = Call(body.call_id or body.approval_id, body.tool, body.args)
-            task = self._tasks.start(self._answer(key, run, body, call))
+            is_flood = len(self._questions) >= MOST_QUESTIONS
+            task = self._tasks.start(self._refuse(key, body) if is_flood else self._answer(key, run, body, call))
             self._questions[place] = task, call
             task.add_done_callback(partial(self._forget_question, place))
+
+    async def _refuse(self, key: str, body: ApprovalAsked) -> None:
+        """Answer no without asking a person, who could not read so many questions."""
+        with suppress(Undelivered):
+            await self._remote.answer(key, body.approval_id, Deny(TOO_MANY))
 
     def _forget_question(self, place: tuple[str, str], task: asyncio.Task[None]) -> None:
         if place in self._questions and self._questions[place][0] is task:
