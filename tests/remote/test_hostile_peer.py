@@ -237,6 +237,23 @@ async def test_rules_may_stop_a_call_at_a_peer_but_none_allows_it(
     await supervisor.close()
 
 
+@pytest.mark.parametrize("preview", ["", "- old\n+ new"])
+async def test_a_question_says_that_its_call_runs_at_a_remote_agent(tmp_path: Path, preview: str) -> None:
+    async def script(run: PeerRun) -> None:
+        run.say(ApprovalAsked("theirs", "c", "shell", {"command": "ls"}, preview=preview))
+        run.say(over(str(await run.answers.get())))
+
+    asked: list[Approval] = []
+    approver = make_approver(asked, at_peer=Deny(), here=Deny())
+    supervisor = make_supervisor(tmp_path, ScriptedPeer(script), approver=approver)
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    await run.join()
+    mark, _, shown = asked[0].preview.partition("\n")
+    assert mark == "[as the remote agent shows it, where it runs]"
+    assert shown == (preview or '{\n  "command": "ls"\n}')
+    await supervisor.close()
+
+
 # Clocks
 
 

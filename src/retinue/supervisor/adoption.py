@@ -45,6 +45,7 @@ from retinue.core.ports import Clock, Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status, ending_texts
 from retinue.core.secrets import SecretStream
+from retinue.log.blocks import format_json
 from retinue.remote.port import Peer, RemoteDelta, RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
 from retinue.sandbox.in_process import IN_PROCESS
@@ -60,6 +61,7 @@ ELSEWHERE_SECONDS = 3600.0
 MOST_QUESTIONS = 100
 BY_PEER = "peer"  # the author of an answer that was given at the peer
 UNCONFIRMED = "the peer has not confirmed that the run received the message"
+FROM_PEER = "[as the remote agent shows it, where it runs]"
 NOBODY_ASKED = "nobody could be asked"
 TOO_MANY = f"more than {MOST_QUESTIONS} questions are open"
 ASKED_AGAIN = "the question was open when the process ended; the run asks again if it still needs an answer"
@@ -441,11 +443,12 @@ class Adoption:
         """Ask the peer's question here, and send the answer to the peer. If nobody can be asked, the answer is no."""
         spec = ToolSpec(body.tool, "", {}, tier=QUESTION if body.tool == INPUT_REQUIRED else FOREIGN)
         verdict = judge_call(run, spec, call)
+        shown = body.preview if spec.tier == QUESTION else f"{FROM_PEER}\n{body.preview or format_json(body.args)}"
         decision: Decision = Allow()
         if verdict.what != "allow" or verdict.rule:
             try:
                 decision = await self._approvals.decide(
-                    self._tree, run, call, spec=spec, preview=body.preview, verdict=verdict, runs_here=False
+                    self._tree, run, call, spec=spec, preview=shown, verdict=verdict, runs_here=False
                 )
             except Unconfirmed:
                 decision = Deny(NOBODY_ASKED)
