@@ -44,7 +44,7 @@ from retinue.core.plans import Plan
 from retinue.core.ports import Clock, Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status, ending_texts
-from retinue.core.secrets import SecretStream
+from retinue.core.secrets import SecretStream, clean_value
 from retinue.log.blocks import format_json
 from retinue.remote.port import Peer, RemoteDelta, RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
@@ -443,12 +443,14 @@ class Adoption:
         """Ask the peer's question here, and send the answer to the peer. If nobody can be asked, the answer is no."""
         spec = ToolSpec(body.tool, "", {}, tier=QUESTION if body.tool == INPUT_REQUIRED else FOREIGN)
         verdict = judge_call(run, spec, call)
-        shown = body.preview if spec.tier == QUESTION else f"{FROM_PEER}\n{body.preview or format_json(body.args)}"
+        preview = body.preview
+        if spec.tier == FOREIGN:
+            preview = f"{FROM_PEER}\n{preview or format_json(clean_value(body.args))}"
         decision: Decision = Allow()
         if verdict.what != "allow" or verdict.rule:
             try:
                 decision = await self._approvals.decide(
-                    self._tree, run, call, spec=spec, preview=shown, verdict=verdict, runs_here=False
+                    self._tree, run, call, spec=spec, preview=preview, verdict=verdict, runs_here=False
                 )
             except Unconfirmed:
                 decision = Deny(NOBODY_ASKED)
