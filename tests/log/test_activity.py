@@ -89,9 +89,11 @@ def test_questions_wait_in_their_order_and_carry_agent_and_label() -> None:
     activity.apply(facts(ANNA, RunStarted()))
     for name in ("one", "two"):
         activity.apply(facts(ANNA, ToolCall(name, "edit", EDIT)))
-        activity.apply(facts(ANNA, ApprovalAsked(name, name, "edit", EDIT, "research codebase", "-old\n+new")))
+        activity.apply(
+            facts(ANNA, ApprovalAsked(name, name, "edit", EDIT, "research codebase", "-old\n+new", digest="d"))
+        )
     activity.apply(facts(MAIN, ToolCall("three", "edit", EDIT)))
-    activity.apply(facts(MAIN, ApprovalAsked("three", "three", "edit", EDIT, None, "-old\n+new")))
+    activity.apply(facts(MAIN, ApprovalAsked("three", "three", "edit", EDIT, None, "-old\n+new", digest="d")))
     asked = [(each.number, each.run, each.agent, each.label) for each in activity.questions.values()]
     assert asked == [(1, 1, "anna", "research codebase"), (2, 1, "anna", "research codebase"), (3, 0, "main", None)]
     assert activity.list_work() == []  # a call that waits for a person does not run
@@ -122,7 +124,7 @@ def test_a_call_is_one_entry_with_its_change_and_label() -> None:
     assert entries.apply(facts.spawn(MAIN, "main")) is None
     entries.apply(facts.spawn(ANNA, "research codebase"))
     assert entries.apply(facts(ANNA, ToolCall("c1", "edit", EDIT))) is None
-    assert entries.apply(facts(ANNA, ApprovalAsked("a1", "c1", "edit", EDIT, "research codebase"))) is None
+    assert entries.apply(facts(ANNA, ApprovalAsked("a1", "c1", "edit", EDIT, "research codebase", digest="d"))) is None
     assert entries.apply(facts(ANNA, ApprovalDecided("a1", "c1", True, by="user"))) is None
     entry = entries.apply(facts(ANNA, ToolResult("c1", "edit", "edited src/lib.rs")))
     assert entry is not None
@@ -139,7 +141,7 @@ def test_a_denial_is_told_once_and_an_answer_of_a_child_below_its_line() -> None
     entries.apply(facts.spawn(MAIN, "main"))
     entries.apply(facts.spawn(ANNA, "look"))
     entries.apply(facts(ANNA, ToolCall("c1", "edit", EDIT)))
-    entries.apply(facts(ANNA, ApprovalAsked("a1", "c1", "edit", EDIT, "look")))
+    entries.apply(facts(ANNA, ApprovalAsked("a1", "c1", "edit", EDIT, "look", digest="d")))
     denied = entries.apply(facts(ANNA, ApprovalDecided("a1", "c1", False, "too risky", "user")))
     assert denied is not None and "✗ denied [look] edit(src/lib.rs): too risky" in "".join(t for _, t in denied.spans)
     assert entries.apply(facts(ANNA, ToolResult("c1", "edit", "The user denied this call", False))) is None

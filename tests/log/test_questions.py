@@ -11,7 +11,7 @@ EDIT = {"path": "a.txt", "old_string": "old", "new_string": "new"}
 
 
 def ask(name: str) -> ApprovalAsked:
-    return ApprovalAsked(name, f"call-{name}", "edit", EDIT, "research", "-old\n+new")
+    return ApprovalAsked(name, f"call-{name}", "edit", EDIT, "research", "-old\n+new", digest="d")
 
 
 def test_a_question_is_open_until_it_is_answered_or_its_run_asks_no_more() -> None:

@@ -7,9 +7,12 @@ of which takes a new bench, with the capability that an adapter needs for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
+from decimal import Decimal
 from typing import Any, Protocol
+
+import msgspec
 
 from retinue.core.approvals import Allow, Decision
 from retinue.core.events import (
@@ -18,19 +21,88 @@ from retinue.core.events import (
     Body,
     Delta,
     Event,
+    Gap,
     Inbox,
+    Message,
     RunEnded,
     RunSpawned,
+    RunStarted,
     Thinking,
     ToolCall,
     ToolResult,
+    ToolStarted,
+    TurnEnded,
+    TurnStarted,
     UsageReported,
+    Warned,
 )
-from retinue.core.results import Result
+from retinue.core.results import ChangedFile, Result
 from retinue.core.usage import Usage
 from retinue.log.runs import Runs
 from retinue.remote.port import STARTED, Capabilities, RemoteSpawned
 from retinue.supervisor.supervisor import Supervisor
+
+# The fields that a peer may set, for each kind of event that it may report. A decision, and not read from the code: who
+# adds a field to an event decides here whether our log, screens, clocks, approvals and resumed runs may believe it.
+MAY_SET: dict[type[Body], str] = {
+    RunStarted: "sandbox",
+    TurnStarted: "turn",
+    Thinking: "text type",
+    Message: "text final host",
+    ToolCall: "call_id name args display_name waits timeout_seconds host within raw",
+    ToolStarted: "call_id",
+    ToolResult: "call_id name text success duration_ms sandbox",
+    ApprovalAsked: "approval_id call_id tool args preview",
+    ApprovalDecided: "approval_id call_id allowed reason tool args",
+    Inbox: "text",
+    UsageReported: "model usage cost estimated",
+    TurnEnded: "turn",
+    Warned: "text code",
+    Gap: "count reason",
+    RunEnded: "final_response error_details partial structured",
+}
+# Fields of which only known values are taken, and what becomes of any other.
+INSTEAD: dict[tuple[type[Body], str], Any] = {
+    (ToolCall, "tier"): "confirm",
+    (ToolResult, "outcome"): "",
+    (Message, "replies_to"): "",
+    (Inbox, "source"): "notice",
+    (RunEnded, "status"): "failed",
+    (RunEnded, "code"): "",
+    (RunEnded, "duration_ms"): 0,
+}
+_HOSTILE: dict[str, Any] = {
+    "str": "evil",
+    "bool": True,
+    "int": 7,
+    "float": 7.0,
+    "Decimal": Decimal(7),
+    "dict[str, Any]": {"evil": 7},
+    "Any": {"evil": 7},
+    "tuple[str, ...]": ("evil",),
+    "tuple[int, ...]": (0, 1),
+    "tuple[ChangedFile, ...]": (ChangedFile("evil", "modified"),),
+    "Usage": Usage(7, 7),
+}
+
+
+def make_hostile(kind: type[Body]) -> Body:
+    """Return a body of which every field has a value that is not its default. A field of a new type needs one too."""
+    return kind(**{name: _HOSTILE[type_.removesuffix(" | None")] for name, type_ in _list_fields(kind)})
+
+
+def _list_fields(kind: type[Body]) -> Iterator[tuple[str, str]]:
+    for field in kind.__struct_fields__:
+        yield field, next(base.__annotations__[field] for base in kind.__mro__ if field in base.__annotations__)
+
+
+def expect_fields(said: Body) -> dict[str, Any]:
+    """Return the fields of an event as they may arrive, if the peer has said this."""
+    kind, defaults = type(said), {field.name: field.default for field in msgspec.structs.fields(said)}
+    return {
+        name: getattr(said, name) if name in MAY_SET[kind].split() else INSTEAD.get((kind, name), defaults[name])
+        for name in kind.__struct_fields__
+    }
 
 
 class Bench(Protocol):
@@ -144,6 +216,23 @@ async def cannot_be_lied_to(bench: Bench) -> None:
     assert all(len(body.name) <= 200 for body in bodies(events, bench.run, ToolCall))
 
 
+async def sets_only_the_fields_that_a_peer_may_set(bench: Bench) -> None:
+    """Nothing of another field arrives: not a rule, a run number, an id of a question, a path or an ending's time."""
+    said = [make_hostile(kind) for kind in MAY_SET if kind is not RunEnded]
+    for body in said:
+        await bench.say(body)
+    await bench.end("done", "over")
+    events = await events_until(bench, RunEnded)
+    arrived = [each for each in bodies(events, bench.run, *MAY_SET) if not isinstance(each, RunEnded)]
+    assert arrived
+    for body in arrived:
+        hostile = msgspec.structs.asdict(make_hostile(type(body)))
+        believed = {name for name, value in hostile.items() if getattr(body, name) == value}
+        assert believed <= set(MAY_SET[type(body)].split()), body
+        if isinstance(body, ApprovalAsked | ApprovalDecided):
+            assert body.approval_id.startswith(f"{bench.tree}/{bench.run}/")
+
+
 async def ends_disconnected_when_the_peer_is_lost(bench: Bench) -> None:
     await bench.say(Thinking("I was"))
     await events_until(bench, Thinking)
@@ -186,6 +275,7 @@ CONTRACT: dict[Check, str] = {
     shows_runs_below_under_names_of_ours: "",
     takes_nothing_about_runs_that_nobody_announced: "",
     cannot_be_lied_to: "",
+    sets_only_the_fields_that_a_peer_may_set: "",
     ends_disconnected_when_the_peer_is_lost: "",
     takes_words_or_says_that_they_do_not_reach_it: "",
     stops_when_it_is_cancelled: "",

@@ -31,7 +31,7 @@ ONLY_IN_PROCESS = "{what} works only in the process that has the runs"
 ONLY_WATCHED = "{who} is only watched here: it runs {where}, which cannot receive messages from here"
 INTERRUPTED = "{tree}/{run} was interrupted: `retinue resume {tree}` resumes it"
 NOT_AT_WORK = Receipt("too_late", why="no such run is at work here")
-RAN_ELSEWHERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
+RAN_ELSEWHERE = "{who} ran {where}: it cannot be continued from here"
 
 
 class SpawnBelow(msgspec.Struct, frozen=True, kw_only=True):

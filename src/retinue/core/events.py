@@ -203,7 +203,8 @@ class ToolResult(Body, frozen=True, tag="tool.result"):
 
 class ApprovalAsked(Body, frozen=True, tag="approval.asked"):
     """A person is asked about a call. `label` is None for the primary. `rule` holds the rules that an answer with
-    scope `project` would save. `digest` identifies exactly this action."""
+    scope `project` would save. `digest` identifies exactly this action; without one, the question is answered at the
+    peer of a remote run."""
 
     approval_id: str
     call_id: str
@@ -216,10 +217,10 @@ class ApprovalAsked(Body, frozen=True, tag="approval.asked"):
 
 
 class ApprovalDecided(Body, frozen=True, tag="approval.decided"):
-    """The answer that took effect, from a person or a rule. `by` is user, function, expiry or `rule: ...`. `surface`
-    is where a person answered. `rule` is the rule or earlier answer that decided. `scope` is call, run, tool, project,
-    or pending (all pending questions of the run). `args` are edited arguments. `seal` is the seal of an MCP server's
-    tool. `key` identifies the answer for its sender."""
+    """The answer that took effect, from a person or a rule. `by` is user, function, expiry, peer (given at the peer
+    of a remote run) or `rule: ...`. `surface` is where a person answered. `rule` is the rule or earlier answer that
+    decided. `scope` is call, run, tool, project, or pending (all pending questions of the run). `args` are edited
+    arguments. `seal` is the seal of an MCP server's tool. `key` identifies the answer for its sender."""
 
     approval_id: str
     call_id: str

@@ -107,7 +107,9 @@ Turn = UserTurn | AssistantTurn | ToolTurn
 # Tiers of calls that no policy judges: of the user, and without a tool to run.
 USERS_OWN = "user"
 NOTHING_TO_RUN = "none"
+# Tiers of calls whose answers never come from an allow rule.
 QUESTION = "question"
+FOREIGN = "foreign"
 
 
 class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -115,13 +117,14 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     `tier` is `observe` (never asks), `confirm` (asks), `none` (a call that cannot work, so nothing will run), `user`
     (the user's own command, which needs no approval), `question` (only a person can answer it, whatever the rules and
-    the mode say) or `provider` (runs at the model's provider, with its settings in `schema`; nothing is asked or run
-    here). `repeatable` means running the tool twice does no harm. `waits` marks
-    tools that only wait for children: meanwhile the run gives its slot back. `spawns` marks tools that start runs of
-    the profiles the user made available: only mode `strict` or a rule asks about them. `host` marks a question of a
-    host-side function, which is not a tool of the model. `server` is the MCP server of the tool, `seal` a digest of the
-    server's description, and `output` the JSON schema of its structured content. A reply may contain only a single
-    call of an `exclusive` tool; such a call may end the run."""
+    the mode say), `provider` (runs at the model's provider, with its settings in `schema`; nothing is asked or run
+    here) or `foreign` (runs at a peer that asks here: it is another tool than ours of the same name, so no rule
+    allows it). `repeatable` means running the tool twice does no harm. `waits` marks tools that only wait for
+    children: meanwhile the run gives its slot back. `spawns` marks tools that start runs of the profiles the user
+    made available: only mode `strict` or a rule asks about them. `host` marks a question of a host-side function,
+    which is not a tool of the model. `server` is the MCP server of the tool, `seal` a digest of the server's
+    description, and `output` the JSON schema of its structured content. A reply may contain only a single call of an
+    `exclusive` tool; such a call may end the run."""
 
     name: str
     description: str

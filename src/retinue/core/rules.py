@@ -250,10 +250,10 @@ def explain_missing_rule(tool: str, args: dict[str, Any]) -> str:
         if len(line.parts) > MAX_DERIVED:
             return f"the line has more than {MAX_DERIVED} commands"
     elif is_a(tool, FILES):
-        return "the file is outside the project, or in the run's own workspace"
+        return "the file is outside the project, in the run's own workspace, or at a remote agent"
     elif tool == CODE_MODE:
         return "approving one program does not approve others"
-    return "a rule asks about it, or it cannot be written as a rule"
+    return "a rule asks about it, a remote agent asks, or it cannot be written as a rule"
 
 
 def escape_pattern(text: str) -> str:

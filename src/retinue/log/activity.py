@@ -56,6 +56,7 @@ SPOKEN_CHARACTERS = 4000
 SLOW_MS = 1000
 TASK_CHARACTERS = 60
 ANSWER_CHARACTERS = 72
+ELSEWHERE = "  asked and answered at the peer"
 Style = Literal["markdown", "diff", "output", "faint"]
 _FILE_TOOLS = ("edit", "write")
 _OUTPUT_TOOLS = ("shell", "bash", "execute_python", "execute_go_code")
@@ -306,9 +307,12 @@ class Entries:
         match event.body:
             case ToolCall():
                 return None
-            case ApprovalAsked(preview=preview):
+            case ApprovalAsked(preview=preview, digest=digest):
                 self._previews[key] = preview
-                return None
+                if digest or block is None:  # else nobody here can answer, so no question is pinned
+                    return None
+                spans = (*block.spans, ("faint", ELSEWHERE))
+                return Entry(kind=event.kind, spans=spans, is_brief=True, run=event.run)
             case ApprovalDecided() as decided:
                 return self._tell_decision(event, decided, block)
             case ToolResult() as result:

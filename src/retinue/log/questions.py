@@ -11,23 +11,28 @@ from retinue.core.events import ApprovalAsked, ApprovalDecided, Delta, Event, Ru
 class Questions:
     """The fold of a tree's events into its open questions, by id and in the order they were asked.
 
-    A run that has ended, or waits for its next message, asks nothing. A resumed run asks its questions again."""
+    A run that has ended, or waits for its next message, asks nothing. A resumed run asks its questions again. A
+    question without a digest is answered at a peer: it has a number, but is not open here."""
 
     def __init__(self) -> None:
         self.open: dict[str, Approval] = {}
         self._count = 0
 
-    def apply(self, event: Event) -> None:
-        """Fold one event."""
+    def apply(self, event: Event) -> Approval | None:
+        """Fold one event. Return the question that it asks, if any."""
         match event.body:
             case ApprovalAsked() as asked:
                 self._count += 1
-                self.open[asked.approval_id] = _restore_approval(event, asked, self._count)
+                question = _restore_approval(event, asked, self._count)
+                if asked.digest:
+                    self.open[asked.approval_id] = question
+                return question
             case ApprovalDecided(approval_id=approval_id):
                 self.open.pop(approval_id, None)
             case RunResumed() | RunWaiting() | RunEnded():
                 for approval_id in [each.id for each in self.open.values() if each.run == event.run]:
                     del self.open[approval_id]
+        return None
 
 
 def _restore_approval(event: Event, asked: ApprovalAsked, number: int) -> Approval:
@@ -53,11 +58,9 @@ async def find_question(events: AsyncIterable[Event], name: str) -> Approval | N
     """Return the question of a tree with the number or id `name`, open or closed, or None if there is none."""
     questions = Questions()
     async for event in events:
-        questions.apply(event)
-        if isinstance(event.body, ApprovalAsked):
-            asked = questions.open[event.body.approval_id]
-            if name in (str(asked.number), asked.id):
-                return asked
+        asked = questions.apply(event)
+        if asked is not None and name in (str(asked.number), asked.id):
+            return asked
     return None
 
 

@@ -22,6 +22,7 @@ from retinue.core.events import (
     Inbox,
     Message,
     RunEnded,
+    RunRemote,
     RunResumed,
     RunSpawned,
     RunStarted,
@@ -341,10 +342,15 @@ def fold_interrupted_runs(
 
 
 def find_standing_answers(events: Iterable[Event]) -> Iterable[tuple[int, ApprovalDecided]]:
-    """Yield the approvals that hold for more than one call: for a tool in a run, or in the whole tree."""
+    """Yield the approvals that hold for more than one call: for a tool in a run, or in the whole tree. Approvals in
+    runs of a peer are about tools of the peer, and may be its own claims: they hold in the process that asked, and a
+    resumed run asks again."""
+    remote: set[int] = set()
     for event in events:
         body = event.body
-        if not isinstance(body, ApprovalDecided) or body.rule:
+        if isinstance(body, RunRemote) or (isinstance(body, RunSpawned) and body.remote_id):
+            remote.add(event.run)
+        if not isinstance(body, ApprovalDecided) or body.rule or event.run in remote:
             continue
         if body.allowed and body.scope in STANDING:
             yield event.run, body
@@ -355,12 +361,14 @@ _NEXT_MESSAGE = "the next message"
 
 class _Clock(Struct, eq=False):
     """The working time of a run. The clock stops while a question of the run or of a run below it is open. Waiting for
-    the next message of a conversation counts as a question."""
+    the next message of a conversation counts as a question. A question without a digest in a remote run (`is_remote`)
+    was not asked here: that a person was asked about it is only the peer's claim, which stops no clock."""
 
     parent: _Clock | None
     used: float = 0.0
     since: float | None = None
     started: bool = False
+    is_remote: bool = False
     questions: set[str] = set()
 
     def stop(self, at: float) -> None:
@@ -396,7 +404,8 @@ class _Clocks:
     def apply(self, event: Event) -> None:
         body, at = event.body, event.at
         if isinstance(body, RunSpawned):
-            self._runs[event.run] = _Clock(None if body.parent is None else self._runs.get(body.parent))
+            above = None if body.parent is None else self._runs.get(body.parent)
+            self._runs[event.run] = _Clock(above, is_remote=bool(body.remote_id))
         clock = self._runs.get(event.run)
         if clock is not None:
             self._apply_to_clock(clock, body, at)
@@ -405,9 +414,12 @@ class _Clocks:
 
     def _apply_to_clock(self, clock: _Clock, body: Body | Unknown, at: float) -> None:
         match body:
-            case RunStarted():
+            case RunRemote() if not clock.is_remote:
+                clock.is_remote = clock.started = True  # asked of the peer, whatever the peer says about its start
+                clock.since = at
+            case RunStarted() if not clock.is_remote:
                 clock.started, clock.since = True, at
-            case ApprovalAsked(approval_id=question):
+            case ApprovalAsked(approval_id=question, digest=digest) if digest or not clock.is_remote:
                 clock.ask(question, at)
             case ApprovalDecided(approval_id=question):
                 clock.answer(question, at)

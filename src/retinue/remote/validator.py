@@ -1,30 +1,45 @@
 """The validator of peers' reports about runs. Every claim of a peer is untrusted.
 
-Run ids must have been announced. A run ends once, and nothing follows its ending. Names are short and printable, paths
-of the peer's machine are dropped, numbers can be added up, and texts fit an event. Turn numbers increase. Duplicates
+Run ids must have been announced. A run ends once, and nothing follows its ending. `FIELDS` lists the fields that a peer
+may set: names become short and printable, numbers can be added up, and texts fit an event. Every other field gets its
+default, so paths, rules, and run numbers of the peer's tree never get into ours. Turn numbers increase. Duplicates
 count once, missing reports leave a gap, and a flood ends in a gap. Pure: knows no tree and does no I/O.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from retinue.core.events import (
+    INTERRUPTED,
+    UNKNOWN_AFTER_CRASH,
+    ApprovalAsked,
+    ApprovalDecided,
     Body,
     Gap,
     Inbox,
+    Message,
     RunEnded,
     RunStarted,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    ToolStarted,
+    TurnEnded,
     TurnStarted,
     UsageReported,
     Warned,
 )
 from retinue.core.limits import EVENT_BYTES
+from retinue.core.messages import ASKER, FOREIGN, NOTHING_TO_RUN, NOTICE, QUESTION, REMINDER, TASK, USERS_OWN
 from retinue.core.results import ENDING_CODES, STATUSES, ending_texts
-from retinue.protocol.peer_events import REPORTED
+from retinue.core.sendable import INVALID, find_problem
 from retinue.remote.port import STARTED, RemoteDelta, RemoteSpawned, Report
 
 DELTA_KINDS = ("text", "thinking", "output")
@@ -34,9 +49,7 @@ ID_CHARACTERS = 200
 MOST_SPENT = 10**12
 MOST_TURNS = 10**6
 MOST_SANDBOX_PARTS = 32
-_LONG = ("text", "raw", "preview", "reason", "final_response", "error_details", "partial", "task", "signature",
-         "layout")  # fmt: skip
-_NO_VALUES: dict[str, Any] = {"args": {}, "structured": None, "content": None}
+_NO_VALUES: dict[str, Any] = {"args": {}, "structured": None}
 
 Code = Literal["unknown", "ended", "parent_ended", "too_deep"]
 
@@ -164,7 +177,7 @@ class ReportValidator:
             reason = f"{self._who} reports more than {self._bounds.runs} runs; the rest is not shown"
             return [Report(body.parent, Gap(1, reason))]
         known = self._runs[report.run] = _PeerRun(parent.depth + 1)
-        spawned = msgspec.structs.replace(report, body=_shorten_body(body))
+        spawned = msgspec.structs.replace(report, body=clean_body(body))
         return [spawned, *(Report(report.run, gap) for gap in self._find_gap(report, known))]
 
     def _check_body(self, run: str, body: Body, known: _PeerRun) -> list[Body]:
@@ -181,14 +194,12 @@ class ReportValidator:
                 return [Gap(1, f"{self._who} reports an impossible model call")]
             case Warned(code="empty_result") if run == STARTED:
                 return []  # the supervisor adds this warning itself to a run that it ends
-            case Inbox():  # message ids belong to our own clients
-                body = msgspec.structs.replace(body, message_id="")
             case RunEnded():
                 known.ended = True
-                return [_repair_ending(_shorten_body(body))]
-            case _ if not isinstance(body, REPORTED):
+                return [_repair_ending(clean_body(body))]
+            case _ if type(body) not in FIELDS:
                 return []
-        return [_shorten_body(body)]
+        return [clean_body(body)]
 
 
 def clean_name(text: str) -> str:
@@ -210,31 +221,139 @@ def cut_text(text: str) -> str:
     return f"{kept.decode('utf-8', 'ignore')}\n[... {len(data) - len(kept)} more bytes were cut]"
 
 
-B = TypeVar("B", Body, RunEnded, RemoteSpawned)
+def _keep(value: Any) -> Any:
+    return value
 
 
-def _shorten_body(body: B) -> B:
-    """Return the body with short ids, texts that fit an event, and no path of the peer's machine."""
-    changes: dict[str, Any] = {}
-    for name in body.__struct_fields__:
-        value = getattr(body, name)
-        if name == "file" and value:
-            changes[name] = ""
-        elif name == "sandbox" and value:
-            changes[name] = tuple(part[:ID_CHARACTERS] for part in value[:MOST_SANDBOX_PARTS])
-        elif isinstance(value, str):
-            checked = cut_text(value) if name in _LONG else value[:ID_CHARACTERS]
-            if name in ("label", "agent"):
-                checked = clean_label(value) if name == "label" else clean_name(value) or NAMELESS
-            if checked is not value and checked != value:
-                changes[name] = checked
-    return msgspec.structs.replace(body, **changes) if changes else body
+def _cut_id(value: str) -> str:
+    return value[:ID_CHARACTERS]
+
+
+def _cut_optional_text(value: str | None) -> str | None:
+    return None if value is None else cut_text(value)
+
+
+def _cut_parts(value: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(part[:ID_CHARACTERS] for part in value[:MOST_SANDBOX_PARTS])
+
+
+def _choose(*known: str) -> Callable[[str], str]:
+    """Return a function that returns its value if this is one of `known`, else the first of them."""
+    return lambda value: value if value in known else known[0]
+
+
+def _limit_number(most: int) -> Callable[[int], int]:
+    return lambda value: max(0, min(value, most))
+
+
+def _check_seconds(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) and value > 0 else None
+
+
+def _round_cost(value: Decimal | None) -> Decimal | None:
+    return None if value is None else +value  # to 28 digits
+
+
+def _check_args(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return arguments that can be stored and copied. In place of others, return why they cannot."""
+    why = find_problem(value)
+    return {INVALID: why} if why else value
+
+
+def _check_value(value: Any) -> Any:
+    return None if find_problem(value) else value
+
+
+def _drop_number(value: int) -> int:
+    return 0
+
+
+Field = Callable[[Any], Any]
+FIELDS: Mapping[type[Body] | type[RemoteSpawned], Mapping[str, Field]] = {
+    RemoteSpawned: {
+        "parent": _keep,  # a run that was announced
+        "agent": lambda value: clean_name(value) or NAMELESS,
+        "task": cut_text,
+        "label": clean_label,
+        "subagent_id": clean_label,
+        "model": _cut_id,
+        "call_id": _cut_id,
+        "is_at_work": _keep,
+    },
+    RunStarted: {"sandbox": _cut_parts},
+    TurnStarted: {"turn": _keep},  # checked against the turn before
+    Thinking: {"text": cut_text, "type": _cut_id},
+    Message: {"text": cut_text, "final": _keep, "host": _keep, "replies_to": _choose("", TASK, "user", ASKER)},
+    ToolCall: {
+        "call_id": _cut_id,
+        "name": _cut_id,
+        "args": _check_args,
+        "tier": _choose("confirm", "observe", NOTHING_TO_RUN, USERS_OWN, QUESTION, FOREIGN),
+        "display_name": _cut_id,
+        "waits": _keep,
+        "timeout_seconds": _check_seconds,
+        "host": _keep,
+        "within": _cut_id,
+        "raw": cut_text,
+    },
+    ToolStarted: {"call_id": _cut_id},
+    ToolResult: {
+        "call_id": _cut_id,
+        "name": _cut_id,
+        "text": cut_text,
+        "success": _keep,
+        "duration_ms": _limit_number(MOST_SPENT),
+        "outcome": _choose("", UNKNOWN_AFTER_CRASH, INTERRUPTED),
+        "sandbox": _cut_parts,
+    },
+    # The id becomes one of ours, and the label that of the run. Rules and digests are made here, if we ask the person.
+    ApprovalAsked: {
+        "approval_id": _cut_id,
+        "call_id": _cut_id,
+        "tool": _cut_id,
+        "args": _check_args,
+        "preview": cut_text,
+    },
+    # An answer given at the peer is about this call there, whoever gave it and whatever else was said with it.
+    ApprovalDecided: {
+        "approval_id": _cut_id,
+        "call_id": _cut_id,
+        "allowed": _keep,
+        "reason": cut_text,
+        "tool": _cut_id,
+        "args": _check_args,
+    },
+    Inbox: {"text": cut_text, "source": _choose(NOTICE, ASKER, REMINDER)},  # only our user is the user
+    UsageReported: {"model": _cut_id, "usage": _keep, "cost": _round_cost, "estimated": _keep},  # can be added up
+    TurnEnded: {"turn": _limit_number(MOST_TURNS)},
+    Warned: {"text": cut_text, "code": _cut_id},
+    Gap: {"count": _limit_number(MOST_SPENT), "reason": cut_text},
+    RunEnded: {
+        "status": _keep,  # repaired afterwards, like the code
+        "final_response": cut_text,
+        "duration_ms": _drop_number,  # measured here
+        "error_details": _cut_optional_text,
+        "partial": cut_text,
+        "structured": _check_value,
+        "code": _keep,
+    },
+}
+"""The fields that a peer may set in a report, each with the function that makes the value fit for our log. A field that
+is not listed gets its default. A body that is not listed is dropped."""
+
+B = TypeVar("B", bound=Body | RemoteSpawned)
+
+
+def clean_body(body: B) -> B:
+    """Return the body with only the fields of `FIELDS`."""
+    fields = FIELDS[type(body)]  # type: ignore[index] # a body of one of these types
+    return type(body)(**{name: clean(getattr(body, name)) for name, clean in fields.items()})
 
 
 def _remove_values(body: Body) -> Body:
     """Return the body without its structured values. The texts are already cut, so only these values can be too
     large."""
-    changes = {name: value for name, value in _NO_VALUES.items() if hasattr(body, name)}
+    changes = {name: value for name, value in _NO_VALUES.items() if getattr(body, name, None)}
     return msgspec.structs.replace(body, **changes) if changes else body
 
 

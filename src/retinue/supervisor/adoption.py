@@ -1,9 +1,14 @@
 """Adoption: runs of a peer become runs of our tree, and the peer's reports become their events.
 
 One `Adoption` holds the runs of one peer below one run of ours: runs reported by an MCP server, or runs below a run
-started through an adapter. Numbers, paths and labels are ours. The validator checks every report first. An adopted run
-holds no slot and no tools. It ends once: when the peer reports its ending, when the run above it ends, or when it is
-stopped here. Messages, cancels and answers go to the peer through the `RemoteRun` of the adapter.
+started through an adapter. Numbers, paths, names and the ids of questions are ours. The validator checks every report
+first. An adopted run holds no slot and no tools. It ends once: when the peer reports its ending, when the run above it
+ends, or when it is stopped here. Messages, cancels and answers go to the peer through the `RemoteRun` of the adapter.
+
+A question of a peer that takes answers is ours: a person is asked here, and meanwhile the clocks of our runs stand
+still, as for our own questions. Any other question is only the peer's claim that somebody is asked elsewhere. Clocks
+stand still for such claims too, because people do answer at an honest peer, but not longer than `ELSEWHERE_SECONDS`
+in all: a peer must not be able to switch off the deadlines of the runs that wait for it.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.concurrency import TaskOwner
+from retinue.concurrency import Deadline, TaskOwner
 from retinue.core.approvals import INPUT_REQUIRED, Allow, Decision, Deny
 from retinue.core.control import ONLY_WATCHED
 from retinue.core.errors import Unconfirmed
@@ -26,18 +31,20 @@ from retinue.core.events import (
     ApprovalDecided,
     Body,
     Event,
+    Gap,
     Inbox,
     RunEnded,
     RunSpawned,
     RunStarted,
     UsageReported,
 )
-from retinue.core.messages import ASKER, QUESTION, Call, RunRef, ToolSpec
+from retinue.core.messages import ASKER, FOREIGN, QUESTION, Call, RunRef, ToolSpec
 from retinue.core.plans import Plan
-from retinue.core.ports import Receipt
+from retinue.core.ports import Clock, Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status, ending_texts
-from retinue.core.secrets import SecretStream
+from retinue.core.secrets import SecretStream, clean_value
+from retinue.log.blocks import format_json
 from retinue.log.runs import RunView
 from retinue.remote.port import Peer, RemoteDelta, RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
@@ -49,8 +56,14 @@ from retinue.supervisor.tree import Run, Tree, new_span_id
 from retinue.workspaces.run_folders import RunFolders, StateFolder
 
 CONFIRM_SECONDS = 5.0
+ELSEWHERE_SECONDS = 3600.0
+MOST_QUESTIONS = 100
+BY_PEER = "peer"  # the author of an answer that was given at the peer
 UNCONFIRMED = "the peer has not confirmed that the run received the message"
+FROM_PEER = "[as the remote agent shows it, where it runs]"
 NOBODY_ASKED = "nobody could be asked"
+TOO_MANY = f"more than {MOST_QUESTIONS} questions are open"
+ASKED_AGAIN = "the question was open when the process ended; the run asks again if it still needs an answer"
 _OWN_PACE = (ApprovalAsked, ApprovalDecided)  # asked again after a crash, so never skipped as written
 
 
@@ -117,6 +130,43 @@ class _Speech:
         return msgspec.structs.replace(piece, text=shown, offset=offset)
 
 
+class _Patience:
+    """The time for which the clocks of our runs stand still because the peer says that it asks a person:
+    `ELSEWHERE_SECONDS` for all its questions together. Then the clocks go on, whatever the peer says."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rest: Deadline | None = None  # runs while a clock stands still
+        self._is_used_up = False
+        self._paused: dict[str, Run] = {}
+
+    def pause(self, key: str, run: Run) -> None:
+        """Stop the clocks of a run and of the runs above it, unless they stand still already or the time is used
+        up."""
+        if key in self._paused or self._is_used_up:
+            return
+        if self._rest is None:
+            self._rest = Deadline(ELSEWHERE_SECONDS, self._clock, self._resume_all)
+        elif not self._paused:
+            self._rest.resume()
+        self._paused[key] = run
+        run.pause_for_person()
+
+    def resume(self, key: str) -> None:
+        """Let the clocks of a run go on, if they were stopped for it."""
+        run = self._paused.pop(key, None)
+        if run is None:
+            return
+        run.resume_after_person()
+        if not self._paused and self._rest is not None and not self._is_used_up:
+            self._rest.pause()
+
+    def _resume_all(self) -> None:
+        self._is_used_up = True
+        for key in list(self._paused):
+            self.resume(key)
+
+
 class Adoption:
     """The runs of one peer in one tree. `account` pays for their spending, if they were started from here."""
 
@@ -137,9 +187,11 @@ class Adoption:
         self._runs: dict[str, Run] = {}
         self._anchors: set[str] = set()
         self._words: dict[str, deque[tuple[str, str, asyncio.Future[int]]]] = {}  # text, message id, seq
-        self._asked: dict[str, set[str]] = {}
         self._tasks = TaskOwner()
-        self._questions: dict[tuple[str, str], asyncio.Task[None]] = {}
+        # The open questions, by the peer's ids of the run and of the question:
+        self._questions: dict[tuple[str, str], tuple[asyncio.Task[None], Call]] = {}  # asked here
+        self._elsewhere: dict[tuple[str, str], ApprovalAsked] = {}  # asked at the peer, with an id of ours
+        self._patience = _Patience(tree.clock)
         self._written: deque[tuple[int, str]] = deque()
         self._speech: dict[tuple[str, str], _Speech] = {}
 
@@ -151,7 +203,7 @@ class Adoption:
     @property
     def is_asking(self) -> bool:
         """True while a question of the peer has no answer."""
-        return bool(self._asked or self._questions)
+        return bool(self._elsewhere or self._questions)
 
     def add_run(self, key: str, run: Run) -> None:
         """Take reports about `run` under this `key`, and about runs below it."""
@@ -160,6 +212,8 @@ class Adoption:
             self._validator.announce(key, depth=run.depth)
             if isinstance(run, AdoptedRun):
                 run.attach(self)
+                for asked in run.view.approvals:  # by an earlier process
+                    self._write_answer(run, asked, by="expiry", allowed=False, reason=ASKED_AGAIN)
             if run.ended:
                 self._validator.end(key)
 
@@ -181,11 +235,12 @@ class Adoption:
         for _, _, place in self._words.pop(key, ()):
             if not place.done():
                 place.set_result(0)
-        for (run, _), question in list(self._questions.items()):
+        for (run, _), (task, _) in list(self._questions.items()):
             if run == key:
-                question.cancel()
-        if self._asked.pop(key, None):
-            self._runs[key].resume_after_person()
+                task.cancel()
+        for asked in [asked for asked in self._elsewhere if asked[0] == key]:
+            del self._elsewhere[asked]
+        self._patience.resume(key)
 
     def close(self) -> None:
         for key in list(self._runs):
@@ -230,11 +285,10 @@ class Adoption:
                 self._confirm(report.run, run)
             case ApprovalAsked() if self._remote.capabilities.answer:
                 self._ask(report.run, run, body)
-            case ApprovalDecided() if self._remote.capabilities.answer:
-                self._withdraw(report.run, run, body)
-            case ApprovalAsked() | ApprovalDecided():
-                self._write(run, body)
+            case ApprovalAsked():
                 self._note_question(report.run, run, body)
+            case ApprovalDecided():
+                self._close_question(report.run, run, body)
             case _:
                 self._write(run, body)
         return None
@@ -266,7 +320,8 @@ class Adoption:
 
     def _spawn(self, key: str, body: RemoteSpawned) -> None:
         tree, parent = self._tree, self._runs[body.parent]
-        label, subagent_id, runtime = body.label or body.agent, body.subagent_id or key, self._peer.runtime
+        label, subagent_id = _choose_name(tree, body.label or body.agent), _choose_name(tree, body.subagent_id or key)
+        runtime = self._peer.runtime
         ref = tree.name_next_run(parent, body.agent, label=label, subagent_id=subagent_id)
         run = make_adopted(ref, Task(body.task), parent, state=self._state, runtime=runtime, key=key)
         run.open(
@@ -292,50 +347,87 @@ class Adoption:
 
     # Questions of the peer
 
-    def _note_question(self, key: str, run: Run, body: ApprovalAsked | ApprovalDecided) -> None:
-        """Pause the clocks of the run while the peer asks a person about it."""
-        asked = self._asked.setdefault(key, set())
-        if isinstance(body, ApprovalAsked):
-            if not asked:
-                run.pause_for_person()
-            asked.add(body.approval_id)
+    def _note_question(self, key: str, run: Run, body: ApprovalAsked) -> None:
+        """Write a question that is answered at the peer, under an id of ours."""
+        place = key, body.approval_id
+        if place in self._elsewhere:
+            return
+        if len(self._elsewhere) >= MOST_QUESTIONS:
+            run.write(Gap(1, f"{self._peer.who} asks again, but {TOO_MANY}"))
+            return
+        asked = self._elsewhere[place] = msgspec.structs.replace(
+            body,
+            approval_id=run.next_approval_id(),
+            label=None if run.parent is None else run.ref.label,
+        )
+        self._write(run, asked)
+        self._patience.pause(key, run)
+
+    def _close_question(self, key: str, run: Run, body: ApprovalDecided) -> None:
+        """Close a question that was answered at the peer. An answer to a question that was not asked is nothing."""
+        place = key, body.approval_id
+        question = self._questions.pop(place, None)
+        if question is not None:
+            task, call = question
+            task.cancel()
+            written = [asked for asked in run.view.approvals if asked.call_id == call.id]
         else:
-            asked.discard(body.approval_id)
-            if not asked:
-                del self._asked[key]
-                run.resume_after_person()
+            written = [self._elsewhere.pop(place)] if place in self._elsewhere else []
+            if all(other != key for other, _ in self._elsewhere):
+                self._patience.resume(key)
+        for asked in written:
+            self._write_answer(run, asked, by=BY_PEER, allowed=body.allowed, reason=body.reason, args=body.args)
+
+    def _write_answer(
+        self, run: Run, asked: ApprovalAsked, *, by: str, allowed: bool, reason: str, args: dict[str, Any] | None = None
+    ) -> None:
+        """Write the answer to a question that nobody has answered here. It is about this one call."""
+        body = ApprovalDecided(
+            approval_id=asked.approval_id,
+            call_id=asked.call_id,
+            allowed=allowed,
+            reason=reason,
+            by=by,
+            tool=asked.tool,
+            args=args,
+        )
+        run.write(body)
 
     def _ask(self, key: str, run: Run, body: ApprovalAsked) -> None:
         place = key, body.approval_id
         if place not in self._questions:
-            self._questions[place] = task = self._tasks.start(self._answer(key, run, body))
-            task.add_done_callback(lambda _: self._questions.pop(place, None))
+            call = Call(body.call_id or body.approval_id, body.tool, body.args)
+            is_flood = len(self._questions) >= MOST_QUESTIONS
+            task = self._tasks.start(self._refuse(key, body) if is_flood else self._answer(key, run, body, call))
+            self._questions[place] = task, call
+            task.add_done_callback(partial(self._forget_question, place))
 
-    async def _answer(self, key: str, run: Run, body: ApprovalAsked) -> None:
+    async def _refuse(self, key: str, body: ApprovalAsked) -> None:
+        """Answer no without asking a person, who could not read so many questions."""
+        with suppress(Undelivered):
+            await self._remote.answer(key, body.approval_id, Deny(TOO_MANY))
+
+    def _forget_question(self, place: tuple[str, str], task: asyncio.Task[None]) -> None:
+        if place in self._questions and self._questions[place][0] is task:
+            del self._questions[place]
+
+    async def _answer(self, key: str, run: Run, body: ApprovalAsked, call: Call) -> None:
         """Ask the peer's question here, and send the answer to the peer. If nobody can be asked, the answer is no."""
-        call = Call(body.call_id or body.approval_id, body.tool, body.args)
-        spec = ToolSpec(body.tool, "", {}, tier=QUESTION if body.tool == INPUT_REQUIRED else "confirm")
+        spec = ToolSpec(body.tool, "", {}, tier=QUESTION if body.tool == INPUT_REQUIRED else FOREIGN)
         verdict = judge_call(run, spec, call)
+        preview = body.preview
+        if spec.tier == FOREIGN:
+            preview = f"{FROM_PEER}\n{preview or format_json(clean_value(body.args))}"
         decision: Decision = Allow()
         if verdict.what != "allow" or verdict.rule:
             try:
                 decision = await self._approvals.decide(
-                    run, call, spec=spec, preview=body.preview, verdict=verdict, runs_here=False
+                    run, call, spec=spec, preview=preview, verdict=verdict, runs_here=False
                 )
             except Unconfirmed:
                 decision = Deny(NOBODY_ASKED)
         with suppress(Undelivered):  # the peer has stopped waiting; its next reports say how it continues
             await self._remote.answer(key, body.approval_id, decision)
-
-    def _withdraw(self, key: str, run: Run, body: ApprovalDecided) -> None:
-        """Close a question that the peer has answered itself."""
-        question = self._questions.pop((key, body.approval_id), None)
-        if question is None:
-            return
-        question.cancel()
-        for asked in run.view.approvals:
-            if asked.call_id in (body.call_id, body.approval_id):
-                run.write(msgspec.structs.replace(body, approval_id=asked.approval_id, by="peer"))
 
     # Commands for the peer
 
@@ -378,6 +470,17 @@ class Adoption:
             return
         with suppress(Undelivered):  # the run has ended here, whatever its peer still does
             self._remote.cancel(run.key)
+
+
+def _choose_name(tree: Tree, wanted: str) -> str:
+    """Return a name for a run of a peer that names no other run of the tree, not even by its number: who names a run
+    of ours must not get the peer's instead."""
+    taken = {name for run in tree.runs for name in (run.ref.label, run.ref.subagent_id, run.ref.path)}
+    name, count = wanted, 1
+    while name in taken or name.removeprefix("agent:").removeprefix(f"{tree.id}/").isdigit():
+        count += 1
+        name = f"{wanted}-{count}"
+    return name
 
 
 def make_adopted(

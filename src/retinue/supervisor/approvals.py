@@ -3,6 +3,8 @@
 Questions belong to a tree, not to a turn. Every answer names the id of its question, whether it comes from the
 approver function or terminal, from a second terminal, from a rule or from a timeout. The first answer is written and
 takes effect; later ones are stale. An answer for more than one call also counts for questions that are already open.
+The tools of a peer are other tools than ours of the same name: an answer for more than one call holds at the peer only,
+or here only.
 An approver who leaves, such as the terminal of the run, answers nothing: if nobody else is present, the question stays
 open for some time. This module knows runs and trees, but not how a call is made or run.
 """
@@ -34,7 +36,7 @@ from retinue.core.approvals import (
 )
 from retinue.core.errors import ApproverLeft, ConfigError, Failed, Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned
-from retinue.core.messages import Call, ToolSpec
+from retinue.core.messages import FOREIGN, Call, ToolSpec
 from retinue.core.ports import AttachedApprover, Clock, Preview, RuleBook, Timer
 from retinue.core.rules import ALLOW, ASK, FILES, WRITERS, Verdict, derive_rules, is_a, join_seal
 from retinue.core.secrets import clean_text, clean_value
@@ -67,6 +69,11 @@ async def write_started(run: Run, call: Call) -> None:
     written = run.write(ToolStarted(call.id), True)
     if written is not None:
         await written
+
+
+_StandingKey = tuple[str, int | None, int | None, str]
+"""What an answer for more than one call covers: the tree, the run (None for all runs), the run at whose peer the tool
+works (None for a tool of ours), and the tool with its seal."""
 
 
 class Approvals:
@@ -441,8 +448,11 @@ class Question:
 
 
 def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
-    """Return the verdict of the run's policy on a call."""
+    """Return the verdict of the run's policy on a call. Exceptions for our sandboxes and workspaces do not hold for a
+    call at a peer."""
     policy = run.policy
+    if spec.tier == FOREIGN:
+        return policy.judge(spec, call.args, primary=run.parent is None, workspace=run.folders.path)
     if spec.name in SANDBOXED_TOOLS and not spec.host and spec.name not in run.plan.host and _is_sandboxed(run):
         policy = find_sandbox_policy(policy)
     verdict = policy.judge(spec, call.args, primary=run.parent is None, workspace=run.folders.path)
@@ -452,12 +462,13 @@ def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
 
 
 def remember_answer(run: Run, answer: ApprovalDecided, *, is_restored: bool = False) -> str:
-    """Remember an answer for all calls of a tool, in the run or in its tree. Return a description of the answer."""
-    is_for_run = answer.scope == "run"
-    words = f"{answer.tool} in this {'run' if is_for_run else 'tree'}, said by {answer.by}"
-    tool, standing = join_seal(answer.tool, answer.seal), StandingAnswer(words, is_restored)
-    run.tree.remember_answer(run.ref.run if is_for_run else None, tool, standing)
-    return words
+    """Remember an answer for all calls of a tool, in the run, in its tree or at its peer. Return a description of the
+    answer."""
+    only, peer = run.ref.run if answer.scope == "run" else None, _find_peer(run)
+    where = "this run" if only is not None else "this tree" if peer is None else f"run {peer} and the runs below it"
+    standing = StandingAnswer(f"{answer.tool} in {where}, said by {answer.by}", is_restored)
+    run.tree.remember_answer((only, peer, join_seal(answer.tool, answer.seal)), standing)
+    return standing.words
 
 
 def _find_standing(run: Run, call: Call, spec: ToolSpec, verdict: Verdict) -> str:
@@ -466,15 +477,17 @@ def _find_standing(run: Run, call: Call, spec: ToolSpec, verdict: Verdict) -> st
     answers = run.tree.standing_answers
     if not answers or verdict.what != "ask" or verdict.firm:
         return ""
-    tool = join_seal(call.name, spec.seal)
-    found = [answer for key in ((run.ref.run, tool), (None, tool)) if (answer := answers.get(key)) is not None]
+    peer, tool = _find_peer(run), join_seal(call.name, spec.seal)
+    keys = ((run.ref.run, peer, tool), (None, peer, tool))
+    found = [answer for key in keys if (answer := answers.get(key)) is not None]
     return next((answer.words for answer in found if not (verdict.rule and answer.is_restored)), "")
 
 
 def _was_allowed_before(tree: Tree, call: Call, spec: ToolSpec) -> bool:
     """Return True if a person allowed the tool while it had another seal."""
     tool = join_seal(call.name, spec.seal)
-    return any(other != tool and other.startswith(f"{call.name}@") for _, other in tree.standing_answers)
+    ours = [other for _, peer, other in tree.standing_answers if peer is None]
+    return any(other != tool and other.startswith(f"{call.name}@") for other in ours)
 
 
 def _writes_handed_file(run: Run, spec: ToolSpec, call: Call) -> bool:
@@ -485,6 +498,12 @@ def _writes_handed_file(run: Run, spec: ToolSpec, call: Call) -> bool:
     named = [call.args[key] for key in ("path", "file_path") if key in call.args]
     wanted = [each for name in plan.handed_files for each in (name, f"{folder}/{name}")]
     return not run.folders.is_shared and bool(named) and all(name in wanted for name in named)
+
+
+def _find_peer(run: Run) -> int | None:
+    """Return the number of the run at whose peer a run works, or None for a run of ours."""
+    root = run.peer_root
+    return None if root is None else root.ref.run
 
 
 def current_spec(run: Run, spec: ToolSpec) -> ToolSpec:
@@ -532,7 +551,7 @@ def _make_approval(run: Run, call: Call, *, spec: ToolSpec, preview: str, verdic
         call_id=clean_text(call.id),
         label=None if run.parent is None else ref.label,
         preview=clean_text(preview),
-        rule="" if verdict.rule else _derive_rule(run, call, project, spec.seal),
+        rule="" if verdict.rule or spec.tier == FOREIGN else _derive_rule(run, call, project, spec.seal),
         digest=_digest_call(run, call),
         number=run.tree.count_question(),
     )

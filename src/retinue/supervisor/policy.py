@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from retinue.core.commands import PATH_CHARACTERS, list_named_paths
-from retinue.core.messages import QUESTION, ToolSpec
+from retinue.core.messages import FOREIGN, QUESTION, ToolSpec
 from retinue.core.ports import Policy
 from retinue.core.rules import (
     ALLOW,
@@ -60,6 +60,9 @@ class RulePolicy:
     - `sandboxed`: like `ask`. `in_sandbox` is the policy for a run in a sandboxed workspace of its own, where edits,
       commands and programs do not ask.
     - `yes`: only a rule asks.
+
+    A call of the `foreign` tier, at a peer, is denied and asked about by the same rules, but no rule allows it: rules
+    are written for the tools of this machine.
 
     `config` is the file with the rules. Editing it asks in every mode but `yes`, or an agent could give itself rules.
     Editing programs that git runs (`git_programs`) asks in every mode."""
@@ -223,7 +226,7 @@ class RulePolicy:
             return Verdict("ask", UNCLEAR.format(tool=tool))
         if rule := self._find_named_path(tool, subjects, workspace):
             return Verdict("ask", NAMED.format(rule=rule))
-        if default.what == "ask" and len(_list_paths(tool, args)) < 2:
+        if default.what == "ask" and spec.tier != FOREIGN and len(_list_paths(tool, args)) < 2:
             subject = subjects[0] if subjects else None
             if rule := find_allowing_rule(
                 tuple(rule for rule in allow if rule.seal in ("", spec.seal)), tool, args, subject

@@ -493,8 +493,9 @@ def _find_continuable(view: Runs, number: int, *, is_live: bool) -> RunView:
         raise ConfigError(f"{view.tree} was interrupted: `retinue resume {view.tree}` resumes it")
     if old.ended is None:
         raise ConfigError(f"{name} is at work: `retinue send {name} TEXT` tells it something")
-    if old.spawned.server:
-        raise ConfigError(RAN_ELSEWHERE.format(who=name, server=old.spawned.server))
+    if old.spawned.remote_id:  # its name, model and thread are a peer's words, and would choose a profile here
+        where = f"in the MCP server '{old.spawned.server}'" if old.spawned.server else "at a remote agent"
+        raise ConfigError(RAN_ELSEWHERE.format(who=name, where=where))
     return old
 
 

@@ -43,7 +43,10 @@ _DIGITS = b"0123456789abcdefghjkmnpqrstvwxyz"  # without letters that look like 
 _DIGIT_OF_BYTE = _DIGITS * 8
 _RANDOM = random.Random()  # not the generator of `random` itself, which a program may seed
 os.register_at_fork(after_in_child=_RANDOM.seed)
-_NO_ANSWERS: Mapping[tuple[int | None, str], StandingAnswer] = {}
+AnswerKey = tuple[int | None, int | None, str]
+"""What an answer for more than one call covers: the run (None for all runs), the run at whose peer the tool works (None
+for a tool of ours), and the tool with its seal."""
+_NO_ANSWERS: Mapping[AnswerKey, StandingAnswer] = {}
 W = TypeVar("W", bound=Log)
 LEFT_OPEN = "{tree} was left open: `retinue resume {tree}` resumes it"
 STALLED = "stalled: nothing has happened in this run for {seconds:g} s; it ends after as long again"
@@ -72,7 +75,7 @@ class Tree:
     """The unit of limits, cancellation and event order. `root` is the run that the tree ends with: its primary, or a
     new run that continues an ended run in a finished tree. `is_over` means that the root has ended.
 
-    `asked` counts the questions of the tree. `standing_answers` are by run and tool; a run of None means all runs."""
+    `asked` counts the questions of the tree. `standing_answers` are answers for more than one call."""
 
     __slots__ = (
         "_labels", "asked", "clock", "id", "is_over", "log", "now", "root", "runs", "seq", "slots", "standing_answers",
@@ -141,9 +144,8 @@ class Tree:
         self.asked += 1
         return self.asked
 
-    def remember_answer(self, run: int | None, tool: str, answer: StandingAnswer) -> None:
-        """Remember an answer for all calls of a tool, in one run or (None) in the whole tree."""
-        self.standing_answers = {**self.standing_answers, (run, tool): answer}
+    def remember_answer(self, key: AnswerKey, answer: StandingAnswer) -> None:
+        self.standing_answers = {**self.standing_answers, key: answer}
 
     def kill(self) -> None:
         """Stop all runs at once, without waiting for their cleanup."""
@@ -252,6 +254,12 @@ class Run(msgspec.Struct, eq=False, gc=False):
         while run is not None:
             yield run
             run = run.parent
+
+    @property
+    def peer_root(self) -> Run | None:
+        """The highest run of the lineage that a peer executes, or None for a run of ours."""
+        found = [run for run in self.lineage if run.view.remote is not None or run.view.spawned.remote_id]
+        return found[-1] if found else None
 
     def is_below(self, other: Run) -> bool:
         """Return True if `other` is above this run, at any level."""

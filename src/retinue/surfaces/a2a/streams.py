@@ -29,7 +29,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from retinue.core.approvals import Approval
 from retinue.core.caller import ClientRequest
-from retinue.core.events import ApprovalAsked, ApprovalDecided, Delta, Event, Inbox, RunEnded, RunSpawned
+from retinue.core.events import ApprovalDecided, Delta, Event, Inbox, RunEnded, RunSpawned
 from retinue.core.messages import USER_WORDS
 from retinue.core.unseen import reveal_line, reveal_text
 from retinue.log.blocks import format_question_body, make_call_spans
@@ -138,9 +138,9 @@ class StreamFold:
                 yield self._show_words(said)
         if isinstance(item, Delta):
             return
-        self._questions.apply(item)
-        if isinstance(item.body, ApprovalAsked) and self._asks_client:
-            yield self._task.make_question([self._questions.open[item.body.approval_id]])
+        asked = self._questions.apply(item)
+        if asked is not None and asked.digest and self._asks_client:
+            yield self._task.make_question([asked])
         elif isinstance(item.body, RunEnded) and item.run == 0:
             if self._pattern == "subagent":
                 yield from self._show_result(item.body)

@@ -217,9 +217,10 @@ async def _find_ended(name: str) -> tuple[output.ProjectLog, Listing, RunRef]:
     tree = await load_listing(project.log, found.tree)
     old = tree.runs.runs[found.run]
     if old.spawned.server:
+        where = f"in the MCP server '{old.spawned.server}'"
         hint = "; `retinue continue {run} TEXT` does"
-        where = await control_clients.suggest_reporting_run(project.log, old, hint)
-        raise ConfigError(RAN_ELSEWHERE.format(who=found.name, server=old.spawned.server) + where)
+        instead = await control_clients.suggest_reporting_run(project.log, old, hint)
+        raise ConfigError(RAN_ELSEWHERE.format(who=found.name, where=where) + instead)
     if not tree.live and not tree.ended:
         raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` resumes it")
     if old.ended is None:
