@@ -78,7 +78,7 @@ async def test_waiting_for_the_exit_does_not_reap_and_has_an_end() -> None:
 
 async def test_a_cancelled_end_is_finished_and_a_second_cancel_hurries_it(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
-    group = started(f"trap 'touch \"{asked}\"' TERM; (trap '' TERM; sleep 300) & echo ready; wait; wait; wait")
+    group = started(f"trap 'touch \"{asked}\"' TERM; (trap '' TERM; echo ready; sleep 300) & wait; wait; wait")
     ending = asyncio.create_task(group.end(term=300))
     await wait_for(asked.exists)
     ending.cancel()
