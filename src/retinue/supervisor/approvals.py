@@ -71,11 +71,6 @@ async def write_started(run: Run, call: Call) -> None:
         await written
 
 
-_StandingKey = tuple[str, int | None, int | None, str]
-"""What an answer for more than one call covers: the tree, the run (None for all runs), the run at whose peer the tool
-works (None for a tool of ours), and the tool with its seal."""
-
-
 class Approvals:
     """The open questions of one supervisor, for use in one event loop. Not thread-safe."""
 
