@@ -10,7 +10,8 @@ primary of a finished tree, in a new tree whose origin is the old one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -130,17 +131,15 @@ class Restorer:
             chain=[(tree, old.number), *list_continued(histories, tree, old.spawned)],
             reference="" if old.remote is None else old.remote.reference,
         )
-        above = None
-        if parent is not None:
-            home = live or self._load_tree(tree, histories, overrides).make_tree(planned=parent)
-            above = home.runs[parent]
         plans = PlanRestorer(self._ports.planner, tree, view.runs[0].spawned, overrides)
-        plan_above = None if above is None else above.plan
-        if team is not None:
-            plans.add_members(plans.restore(team, plan_above))
-        plan = self._keep_workspace_kind(plans.restore(old, plan_above), continued)
-        if above is None:
-            return self._continue_primary(plan, old.spawned, text, overrides, continued)
+
+        def restore_plan(above: Plan | None) -> Plan:
+            if team is not None:
+                plans.add_members(plans.restore(team, above))
+            return self._keep_workspace_kind(plans.restore(old, above), continued)
+
+        if parent is None:
+            return self._continue_primary(restore_plan(None), old.spawned, text, overrides, continued)
         stands_for = team if team is not None and team.find_presented() is old else old
         task = msgspec.structs.replace(
             restore_task(old.spawned),
@@ -148,7 +147,10 @@ class Restorer:
             subagent_id=stands_for.spawned.subagent_id,
             timeout_seconds=overrides.seconds,
         )
-        return self._continue_child(above, plan, task, overrides, continued)
+        home = live or self._load_tree(tree, histories, overrides).make_tree(planned=parent)
+        with _release_if_refused(home):
+            above = home.runs[parent]
+            return self._continue_child(above, restore_plan(above.plan), task, overrides, continued)
 
     def _continue_primary(
         self, plan: Plan, spawned: RunSpawned, text: str, overrides: ResumeOverrides, continued: Continued
@@ -252,8 +254,14 @@ class TreeRestorer:
     def make_tree(self, *, planned: int | None = None) -> Tree:
         """Rebuild the tree, with no run at work yet. Make plans for the runs that are resumed, for the run `planned`,
         and for all runs above them."""
-        plans = PlanRestorer(self._ports.planner, self.id, self.view.runs[0].spawned, self._overrides)
         tree = Tree(self._ports.log, self._clock, restored=self.view, seq=self._events[-1].seq)
+        with _release_if_refused(tree):
+            self._add_runs(tree, planned)
+        return tree
+
+    def _add_runs(self, tree: Tree, planned: int | None) -> None:
+        """Add all runs of the log to the tree, with what they have spent and been answered."""
+        plans = PlanRestorer(self._ports.planner, self.id, self.view.runs[0].spawned, self._overrides)
         needed = self._find_needed_runs(planned)
         for view in self.view.runs.values():
             parent = None if view.spawned.parent is None else tree.runs[view.spawned.parent]
@@ -277,7 +285,6 @@ class TreeRestorer:
         concurrent = self._merge_limits(tree.runs[0].plan).concurrent
         assert concurrent is not UNSET
         tree.slots.limit_to(concurrent if concurrent is None else max(concurrent, self._count_held_slots(tree)))
-        return tree
 
     def _find_needed_runs(self, planned: int | None) -> set[int]:
         """Return the numbers of the runs that need a plan. The runs above them need one too, because a plan stays
@@ -466,6 +473,18 @@ class TreeRestorer:
         """Give slots to the runs that were at work first, then to the runs that never had a slot."""
         for run in sorted(runs, key=lambda each: (not self._known[each.ref.run].started, each.ref.run)):
             run.slot.acquire_or_enqueue()
+
+
+@contextmanager
+def _release_if_refused(tree: Tree) -> Iterator[None]:
+    """Release a rebuilt tree if an error keeps its runs from starting: the garbage collector does not look into
+    runs."""
+    try:
+        yield
+    except BaseException:
+        if tree.root is None:
+            tree.release()
+        raise
 
 
 def is_driven_remotely(run: Run) -> bool:
