@@ -566,6 +566,7 @@ _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
     ImprovementsProposed: ("improvements", "call_id"),
     RoundVoted: ("reason", "call_id"),
     Warned: ("text",),
+    Gap: ("reason",),
     RunWaiting: ("text",),
     RunEnded: ("final_response", "error_details", "partial", "structured", "changed_files"),
 }
