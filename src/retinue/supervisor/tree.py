@@ -255,10 +255,10 @@ class Run(msgspec.Struct, eq=False, gc=False):
             run = run.parent
 
     @property
-    def peer_root(self) -> Run | None:
-        """The highest run of the lineage that a peer executes, or None for a run of ours."""
+    def peer(self) -> int | None:
+        """The number of the highest run of the lineage that a peer executes, or None for a run of ours."""
         found = [run for run in self.lineage if run.view.remote is not None or run.view.spawned.remote_id]
-        return found[-1] if found else None
+        return found[-1].ref.run if found else None
 
     def is_below(self, other: Run) -> bool:
         """Return True if `other` is above this run, at any level."""
