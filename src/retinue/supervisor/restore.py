@@ -57,7 +57,7 @@ from retinue.supervisor import caller_limits
 from retinue.supervisor.adoption import AdoptedRun, make_adopted
 from retinue.supervisor.apply_changes import APPLY
 from retinue.supervisor.approvals import judge_call, remember_answer, write_started
-from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
+from retinue.supervisor.budgets import Account, check_price
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrow_policy
 from retinue.supervisor.ports import SupervisorPorts
@@ -245,8 +245,12 @@ class TreeRestorer:
                 run.stop("disconnected")
         services = [self._settle_calls(run) for run in runs]
         for run in runs:
-            self._notify_of_children(run)
-        self._acquire_slots(runs)
+            for child in run.children:
+                if child.background and child.ended and child.ref.run not in self._known[run.ref.run].told:
+                    notify_parent(child)
+        # Runs that were at work come before runs that never had a slot.
+        for run in sorted(runs, key=lambda each: (not self._known[each.ref.run].started, each.ref.run)):
+            run.slot.acquire_or_enqueue()
         return list(zip(runs, services, written, strict=True))
 
     # Making the tree again
@@ -276,9 +280,11 @@ class TreeRestorer:
             if not run.ended:
                 check_price(run.account, run.plan, self._ports.prices)
             run.set_stall_timer(view.spawned.stall_seconds)
-        self._count_spent(tree)
         for event in self._events:
-            if isinstance(event.body, ApprovalAsked):
+            body, account = event.body, tree.runs[event.run].account
+            if isinstance(body, UsageReported) and account is not None:
+                account.add_reported(body)
+            elif isinstance(body, ApprovalAsked):
                 tree.count_question()
         for number, answer in find_standing_answers(self._events):
             remember_answer(tree.runs[number], answer, is_restored=True)
@@ -317,7 +323,16 @@ class TreeRestorer:
         )
         task = restore_task(spawned)
         if view.ended is None and parent is not None and spawned.remote_id:
-            return self._make_adopted(view, parent, ref, task)
+            return make_adopted(
+                ref,
+                task,
+                parent,
+                state=self._state,
+                runtime=str(decode_raw(spawned.profile).get("runtime")),
+                key=spawned.remote_id,
+                account=None if spawned.server else parent.account,
+                view=view,
+            )
         folders = self._make_folders(view, ref, parent, plan, task)
         policy = self._ports.policy if parent is None else parent.policy
         policy = narrow_policy(policy, plan.profile.approvals, self._state.project)
@@ -347,12 +362,14 @@ class TreeRestorer:
 
     def _make_folders(self, view: RunView, ref: RunRef, parent: Run | None, plan: Plan, task: Task) -> RunFolders:
         """Return the folders of a run as before. The log only says what kind of workspace the run had: the path is
-        never taken from the log. Raises ConfigError for a workspace outside this project."""
+        never taken from the log. A kind that is unknown here gives the run no folder of its own. Raises ConfigError for
+        a workspace outside this project."""
         state, spawned, is_ended = self._state, view.spawned, view.ended is not None
         readable: list[str] = []
         if not is_ended:
             readable = resolve_remaining_paths(spawned.context_paths, base=state.project)
-        profile = replace(plan.profile, workspace=_read_workspace_kind(spawned))
+        kind: WorkspaceName = next((kind for kind in WORKSPACES if kind == spawned.workspace_kind), "shared")
+        profile = replace(plan.profile, workspace=kind)
         folders = make_folders(state, ref, parent, replace(plan, profile=profile), task, readable)
         if not folders.is_shared:
             if spawned.continues is None:
@@ -382,31 +399,11 @@ class TreeRestorer:
         owner = "the tree" if parent is None else f"'{view.agent}'"
         return Account(owner, tokens=tokens, cost=cost, parent=above)
 
-    def _make_adopted(self, view: RunView, parent: Run, ref: RunRef, task: Task) -> Run:
-        """Rebuild an unfinished run of a peer."""
-        return make_adopted(
-            ref,
-            task,
-            parent,
-            state=self._state,
-            runtime=str(_find_runtime_name(view)),
-            key=view.spawned.remote_id,
-            account=None if view.spawned.server else parent.account,
-            view=view,
-        )
-
     def _keep_files(self, tree: Tree) -> None:
         for run in tree.runs:
             if self._files.has_files(tree.id, run.ref.run) or (run.queues and run.view.spawned.call_id):
                 self._files.keep(tree, run.ref.run)
         self._files.restore(tree.id, self._events)
-
-    def _count_spent(self, tree: Tree) -> None:
-        for event in self._events:
-            account = tree.runs[event.run].account
-            if account is not None and isinstance(event.body, UsageReported):
-                spent = Amount(event.body.usage.total_tokens, event.body.cost or NO_COST)
-                account.add_spent(spent, estimated=event.body.estimated)
 
     def _count_held_slots(self, tree: Tree) -> int:
         """Count the runs that hold a slot while they wait for a child with a slot. With fewer slots, none of them
@@ -462,18 +459,6 @@ class TreeRestorer:
         run.restore_history(history, inbox=tuple(known.thread.waiting), remote_tail=tuple(tail))
         return RunServices(run, self._spawner.services)
 
-    def _notify_of_children(self, run: Run) -> None:
-        """Tell a run about background children that ended without a notice before the crash."""
-        told = self._known[run.ref.run].told
-        for child in run.children:
-            if child.background and child.ended and child.ref.run not in told:
-                notify_parent(child)
-
-    def _acquire_slots(self, runs: Sequence[Run]) -> None:
-        """Give slots to the runs that were at work first, then to the runs that never had a slot."""
-        for run in sorted(runs, key=lambda each: (not self._known[each.ref.run].started, each.ref.run)):
-            run.slot.acquire_or_enqueue()
-
 
 @contextmanager
 def _release_if_refused(tree: Tree) -> Iterator[None]:
@@ -498,11 +483,6 @@ def _will_be_reported(run: AdoptedRun) -> bool:
     return not run.view.spawned.server and not above.ended and is_driven_remotely(above)
 
 
-def _read_workspace_kind(spawned: RunSpawned) -> WorkspaceName:
-    """Return the kind of workspace that a run had. A kind that is unknown here gives the run no folder of its own."""
-    return next((kind for kind in WORKSPACES if kind == spawned.workspace_kind), "shared")
-
-
 def _find_continuable(view: Runs, number: int, *, is_live: bool) -> RunView:
     """Return an ended run of a tree. Raises an error if the run cannot be continued."""
     name, old = f"{view.tree}/{number}", view.runs.get(number)
@@ -516,10 +496,6 @@ def _find_continuable(view: Runs, number: int, *, is_live: bool) -> RunView:
         where = f"in the MCP server '{old.spawned.server}'" if old.spawned.server else "at a remote agent"
         raise ConfigError(RAN_ELSEWHERE.format(who=name, where=where))
     return old
-
-
-def _find_runtime_name(view: RunView) -> object:
-    return decode_raw(view.spawned.profile).get("runtime")
 
 
 def _find_team(view: Runs, run: RunView) -> RunView | None:
