@@ -238,7 +238,10 @@ class TreeRestorer:
         each run to drive with its services and the write of its `run.resumed`; the first is the root."""
         tree = self.make_tree()
         runs = [tree.runs[view.number] for view in self.unfinished]
-        self._keep_files(tree)
+        for run in tree.runs:
+            if self._files.has_files(self.id, run.ref.run) or (run.queues and run.view.spawned.call_id):
+                self._files.keep(tree, run.ref.run)
+        self._files.restore(self.id, self._events)
         written = [run.write(RunResumed(), True) for run in runs]  # first: time before it does not count
         for run in tree.runs:
             if isinstance(run, AdoptedRun) and not _will_be_reported(run):
@@ -398,12 +401,6 @@ class TreeRestorer:
             return above
         owner = "the tree" if parent is None else f"'{view.agent}'"
         return Account(owner, tokens=tokens, cost=cost, parent=above)
-
-    def _keep_files(self, tree: Tree) -> None:
-        for run in tree.runs:
-            if self._files.has_files(tree.id, run.ref.run) or (run.queues and run.view.spawned.call_id):
-                self._files.keep(tree, run.ref.run)
-        self._files.restore(tree.id, self._events)
 
     def _count_held_slots(self, tree: Tree) -> int:
         """Count the runs that hold a slot while they wait for a child with a slot. With fewer slots, none of them
