@@ -138,20 +138,19 @@ async def finish_despite_cancel(
     before = 0 if caller is None else caller.cancelling()
     known = not patient or before > 0
     cancelled = False
-    async with TaskOwner() as owner:
-        task = owner.start(work)
-        if before > 1:  # two cancellations in one turn of the event loop arrive as one CancelledError
-            hurry()
-        while not task.done():
-            try:
-                await asyncio.shield(task)
-            except asyncio.CancelledError:
-                cancelled = True
-                if known:
-                    hurry()
-                known = True
-            except Exception:  # noqa: BLE001 - raised below, by the task's result
-                break
+    task = start_task(work)
+    if before > 1:  # two cancellations in one turn of the event loop arrive as one CancelledError
+        hurry()
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+            if known:
+                hurry()
+            known = True
+        except Exception:  # noqa: BLE001 - raised below, by the task's result
+            break
     if cancelled:
         retrieve_error(task)
         raise asyncio.CancelledError

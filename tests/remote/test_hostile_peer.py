@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from retinue.core import secrets
 from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.caller import ClientRequest
 from retinue.core.control import ResumeOverrides
@@ -365,6 +366,23 @@ async def test_a_peer_cannot_say_that_our_log_is_damaged(tmp_path: Path) -> None
     assert [event.body for event in events if isinstance(event.body, Gap)] == [Gap(1, "lost")]
     again = await supervisor.continue_run(run.ref.tree, 0, "go on", ResumeOverrides(profiles=[SCRIPTED]))
     assert (await again.result()).status == "done"
+    await supervisor.close()
+
+
+async def test_a_secret_in_the_reason_of_a_gap_at_a_peer_is_hidden(tmp_path: Path) -> None:
+    async def script(run: PeerRun) -> None:
+        run.say(Gap(1, "lost: planted-0123456789"))
+        run.say(over())
+
+    supervisor = make_supervisor(tmp_path, ScriptedPeer(script))
+    secrets.hide_secret("planted-0123456789")
+    try:
+        run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+        await run.join()
+    finally:
+        secrets.forget_secret("planted-0123456789")
+    events = await supervisor.log.read(run.ref.tree)
+    assert [event.body for event in events if isinstance(event.body, Gap)] == [Gap(1, "lost: [secret]")]
     await supervisor.close()
 
 

@@ -23,7 +23,7 @@ from retinue.core.limits import Limits
 from retinue.core.messages import Model, get_model_name
 from retinue.core.network import FULL, Hosts, intersect_hosts, parse_hosts
 from retinue.core.plans import HostTool, Plan, RoundsPlan, Runtime
-from retinue.core.ports import ServerTools, Tool
+from retinue.core.ports import ServerTool, ServerTools, Tool
 from retinue.core.profiles import Profile, RuntimeName, Task, Team, make_team
 from retinue.core.results import FINAL_ANSWER
 from retinue.core.rounds import PACKET_FILE, TASKS_FILE, Rounds, check_rounds
@@ -388,11 +388,11 @@ class ProfilePlanner:
             tools |= {name: HostedTool(spec) for name, spec in WEB.items()}
             tools |= {name: make() for name, make in SPAWNING.items()}
             tools |= {f"subagent_{child.name}": SpawnProfile(child) for child in self._profiles.values()}
-            if parent is None:
-                self._add_server_tools(None, tools, host)
-            else:
+            if parent is not None:
                 host |= parent.host
                 tools |= {name: parent.tools[name] for name in parent.host}
+            elif self.servers is not None:
+                _add_server_tools(self.servers.find(None), tools, host)
         for entry in profile.tools or ():
             self._add_tool(profile, entry, tools, host)
         if parent is not None and not given:
@@ -413,7 +413,7 @@ class ProfilePlanner:
         elif not isinstance(entry, str):
             raise ConfigError(f"profile {profile.name!r}: tool {entry!r} must be a name, a @tool function or a Profile")
         elif entry.startswith(PREFIX) and self.servers is not None:
-            self._add_server_tools(entry, tools, host)
+            _add_server_tools(self.servers.find(entry), tools, host)
         elif entry in WEB:
             tools[entry] = HostedTool(WEB[entry])
         elif entry in LOCAL:
@@ -425,12 +425,6 @@ class ProfilePlanner:
         else:
             known = ", ".join([*LOCAL, *WEB, *SPAWNING, "subagent_NAME", f"{PREFIX}SERVER__TOOL"])
             raise NotFound(f"profile {profile.name!r}: unknown tool {entry!r}; available: {known}")
-
-    def _add_server_tools(self, entry: str | None, tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
-        """Add the MCP tools that `entry` names to `tools` and `host`; None adds all of them."""
-        for name, served in self.servers.find(entry).items() if self.servers is not None else ():
-            tools[name] = HostedTool(served.spec)
-            host[name] = served
 
     def _bind_web_tools(
         self, profile: Profile, tools: dict[str, Tool], host: dict[str, HostTool], network: Hosts, model: Model | None
@@ -463,6 +457,12 @@ class ProfilePlanner:
             if isinstance(tool, SpawnProfile) and not isinstance(tool, SpawnAgent)
         ]
         return list({child.name.lower(): child for child in (*self._profiles.values(), *given)}.values())
+
+
+def _add_server_tools(served: Mapping[str, ServerTool], tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
+    """Add tools of MCP servers to `tools` and `host`."""
+    tools |= {name: HostedTool(tool.spec) for name, tool in served.items()}
+    host |= served
 
 
 def _is_managed_evaluator(profile: Profile, parent: Plan | None) -> bool:

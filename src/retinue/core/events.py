@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
+from retinue.core import secrets
 from retinue.core.caller import ClientRequest
 from retinue.core.limits import Limits
 from retinue.core.results import ChangedFile, Ending
@@ -507,6 +508,7 @@ EventBody = (
 KINDS: dict[str, type[Body]] = {str(cls.__struct_config__.tag): cls for cls in Body.__subclasses__()}
 for _kind, _body in KINDS.items():
     _body.kind = _kind
+B = TypeVar("B", bound=Body)
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -540,6 +542,49 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     turn: int = 0
     offset: int = 0
     call_id: str = ""
+
+
+# The fields of each kind of event that hold text of users, models, tools or peers. Other kinds hold none. A profile
+# and its tools are redacted when the plan is made, once for all its runs.
+_TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
+    RunSpawned: ("label", "task", "subagent_id", "task_context", "context_paths"),
+    Thinking: ("text",),
+    Message: ("text",),
+    ToolCall: ("args", "raw", "name", "display_name", "call_id"),
+    ToolResult: ("text", "content", "name", "call_id"),
+    ApprovalAsked: ("args", "preview", "label", "rule", "tool", "call_id"),
+    ApprovalDecided: ("reason", "by", "rule", "args", "tool", "call_id"),
+    Inbox: ("text",),
+    ProgressReported: ("nickname", "tool_name", "tool_context"),
+    AnswerGiven: ("text", "call_id"),
+    AnswersShown: ("missed",),
+    VoteCast: ("reason", "call_id"),
+    MemberLost: ("reason",),
+    RoundAnswered: ("text", "call_id"),
+    RoundEvaluated: ("packet", "tasks", "problems"),
+    ChecklistAccepted: ("call_id",),
+    ImprovementsProposed: ("improvements", "call_id"),
+    RoundVoted: ("reason", "call_id"),
+    Warned: ("text",),
+    Gap: ("reason",),
+    RunWaiting: ("text",),
+    RunEnded: ("final_response", "error_details", "partial", "structured", "changed_files"),
+}
+
+
+def redact(body: B) -> B:
+    """Return `body`, or a copy without known secrets if it contains any."""
+    names = _TEXT_FIELDS.get(type(body))
+    if names is None:
+        return body
+    changes = None
+    for name in names:
+        value = getattr(body, name)
+        if value:
+            cleaned = secrets.clean_text(value) if type(value) is str else secrets.clean_value(value)
+            if cleaned is not value:
+                changes = {**(changes or {}), name: cleaned}
+    return body if changes is None else msgspec.structs.replace(body, **changes)
 
 
 class _Envelope(msgspec.Struct, frozen=True, gc=False):

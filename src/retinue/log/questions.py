@@ -6,6 +6,7 @@ from collections.abc import AsyncIterable
 
 from retinue.core.approvals import Approval, QuestionClosed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Delta, Event, RunEnded, RunResumed, RunWaiting
+from retinue.core.messages import RunRef
 
 
 class Questions:
@@ -23,7 +24,7 @@ class Questions:
         match event.body:
             case ApprovalAsked() as asked:
                 self._count += 1
-                question = _restore_approval(event, asked, self._count)
+                question = make_approval(event, asked, self._count)
                 if asked.digest:
                     self.open[asked.approval_id] = question
                 return question
@@ -35,14 +36,15 @@ class Questions:
         return None
 
 
-def _restore_approval(event: Event, asked: ApprovalAsked, number: int) -> Approval:
-    """Return the `Approval` of an `approval.asked` event, as surfaces show it."""
+def make_approval(source: Event | RunRef, asked: ApprovalAsked, number: int) -> Approval:
+    """Return the question of an `approval.asked` event, as surfaces show it. `source` is the event, or the run that
+    asks."""
     return Approval(
         id=asked.approval_id,
-        tree=event.tree,
-        run=event.run,
-        path=event.path,
-        agent=event.agent,
+        tree=source.tree,
+        run=source.run,
+        path=source.path,
+        agent=source.agent,
         tool=asked.tool,
         args=asked.args,
         call_id=asked.call_id,
@@ -51,6 +53,19 @@ def _restore_approval(event: Event, asked: ApprovalAsked, number: int) -> Approv
         rule=asked.rule,
         digest=asked.digest,
         number=number,
+    )
+
+
+def make_closing(decided: ApprovalDecided, at: float) -> QuestionClosed:
+    """Return how the answer `decided` closed its question."""
+    return QuestionClosed(
+        id=decided.approval_id,
+        allowed=decided.allowed,
+        by=decided.by,
+        surface=decided.surface,
+        reason=decided.reason,
+        at=at,
+        key=decided.key,
     )
 
 
@@ -72,15 +87,7 @@ async def find_closing(events: AsyncIterable[Event | Delta], approval_id: str) -
             continue
         match event.body:
             case ApprovalDecided() as decided if decided.approval_id == approval_id:
-                return QuestionClosed(
-                    id=approval_id,
-                    allowed=decided.allowed,
-                    by=decided.by,
-                    surface=decided.surface,
-                    reason=decided.reason,
-                    at=event.at,
-                    key=decided.key,
-                )
+                return make_closing(decided, event.at)
             case RunEnded() if approval_id.startswith(f"{event.tree}/{event.run}/"):
                 break
     return QuestionClosed(approval_id)

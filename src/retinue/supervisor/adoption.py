@@ -50,7 +50,7 @@ from retinue.remote.port import Peer, RemoteDelta, RemoteRun, RemoteSpawned, Rep
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.supervisor.approvals import Approvals, judge_call
-from retinue.supervisor.budgets import NO_COST, Account, Amount
+from retinue.supervisor.budgets import Account
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.tree import Run, Tree, new_span_id
 from retinue.workspaces.run_folders import RunFolders, StateFolder
@@ -307,8 +307,7 @@ class Adoption:
         if isinstance(body, ApprovalAsked):
             self._tree.count_question()
         elif isinstance(body, UsageReported) and self._account is not None:
-            spent = Amount(body.usage.total_tokens, body.cost or NO_COST)
-            self._account.add_spent(spent, estimated=body.estimated)
+            self._account.add_reported(body)
 
     def _is_written(self, run: Run, body: Body) -> bool:
         """Return True if an earlier process has written this event. Reports come again in their first order, so events

@@ -35,12 +35,13 @@ from retinue.core.approvals import (
     digest_of,
 )
 from retinue.core.errors import ApproverLeft, ConfigError, Failed, Unconfirmed
-from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned
+from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned, redact
 from retinue.core.messages import FOREIGN, Call, ToolSpec
 from retinue.core.ports import AttachedApprover, Clock, Preview, RuleBook, Timer
 from retinue.core.rules import ALLOW, ASK, FILES, WRITERS, Verdict, derive_rules, is_a, join_seal
-from retinue.core.secrets import clean_text, clean_value
+from retinue.core.secrets import clean_value
 from retinue.log.blocks import format_json
+from retinue.log.questions import make_approval, make_closing
 from retinue.supervisor.policy import SANDBOXED_TOOLS, find_sandbox_policy, subjects_of
 from retinue.supervisor.tree import Run, StandingAnswer, Tree
 
@@ -69,11 +70,6 @@ async def write_started(run: Run, call: Call) -> None:
     written = run.write(ToolStarted(call.id), True)
     if written is not None:
         await written
-
-
-_StandingKey = tuple[str, int | None, int | None, str]
-"""What an answer for more than one call covers: the tree, the run (None for all runs), the run at whose peer the tool
-works (None for a tool of ours), and the tool with its seal."""
 
 
 class Approvals:
@@ -126,22 +122,32 @@ class Approvals:
             if written is not None:
                 await written
             return decision
-        if not self._terms.wait and not self._is_attended(run.tree):
+        if not (self._terms.wait or self._has_approver(run.tree) or self._has_attendant(run.tree)):
             raise _make_unconfirmed(run, call)
         shown = preview if isinstance(preview, str) else await preview()
         if spec.seal and (verdict.changed or _was_allowed_before(run.tree, call, spec)):
             shown = _describe_changed_tool(run, call, spec, shown)
-        approval = _make_approval(run, call, spec=spec, preview=shown, verdict=verdict, project=self._project)
-        decision = await self._ask(Question(run=run, call=call, spec=spec, approval=approval))
+        has_rule = not verdict.rule and spec.tier != FOREIGN
+        asked = ApprovalAsked(
+            approval_id=run.next_approval_id(),
+            call_id=call.id,
+            tool=call.name,
+            args=deepcopy(call.args),
+            label=None if run.parent is None else run.ref.label,
+            preview=shown,
+            rule=_derive_rule(run, call, self._project, spec.seal) if has_rule else "",
+            digest=_digest_call(run, call),
+        )
+        decision = await self._ask(run, call, spec, redact(asked))
         if isinstance(decision, Allow) and runs_here:
             await write_started(run, call)
         return decision
 
-    async def _ask(self, question: Question) -> Decision:
+    async def _ask(self, run: Run, call: Call, spec: ToolSpec, asked: ApprovalAsked) -> Decision:
         """Ask a question and wait for its answer, while the clocks of the run and its ancestors are paused."""
-        approval, run = question.approval, question.run
-        self._questions[approval.id] = question
-        run.write(_asked_event(approval))
+        approval = make_approval(run.ref, asked, run.tree.count_question())
+        question = self._questions[approval.id] = Question(run=run, call=call, spec=spec, approval=approval)
+        run.write(msgspec.structs.replace(asked, args=deepcopy(asked.args)))  # an approver function may change its own
         self._publish(approval.tree, approval)
         run.pause_for_person()
         try:
@@ -150,7 +156,7 @@ class Approvals:
         except asyncio.CancelledError:
             if run.is_interrupted and not run.is_stopping:
                 self._write(question, Deny(TURN_INTERRUPTED), by="user")
-            elif question.call.within and not run.is_stopping:
+            elif call.within and not run.is_stopping:
                 self._write(question, Deny(PROGRAM_ENDED), by="expiry")
             raise
         finally:
@@ -159,12 +165,8 @@ class Approvals:
         if question.written is not None:
             await question.written
         if decision is None:
-            raise _make_unconfirmed(run, question.call)
+            raise _make_unconfirmed(run, call)
         return decision
-
-    def _is_attended(self, tree: Tree) -> bool:
-        """Return True if a person or an approver function can be asked about this tree now."""
-        return self._has_approver(tree) or self._has_attendant(tree)
 
     def _has_approver(self, tree: Tree) -> bool:
         """Return True if the approver function serves this tree. A function may serve some trees only."""
@@ -377,19 +379,12 @@ class Approvals:
         rule: str = "",
         key: str = "",
     ) -> ApprovalDecided:
-        approval = question.approval
-        body = _decided_event(approval.id, question.call, question.spec, decision, by=by, scope=scope, rule=rule)
+        body = _decided_event(
+            question.approval.id, question.call, question.spec, decision, by=by, scope=scope, rule=rule
+        )
         body = msgspec.structs.replace(body, surface=surface, key=key)
         question.written = question.run.write(body, True)
-        question.closed = QuestionClosed(
-            id=approval.id,
-            allowed=body.allowed,
-            by=clean_text(by),
-            surface=surface,
-            reason=clean_text(body.reason),
-            at=self._clock.wall(),
-            key=key,
-        )
+        question.closed = make_closing(redact(body), self._clock.wall())
         return body
 
     # Leaving
@@ -464,7 +459,7 @@ def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
 def remember_answer(run: Run, answer: ApprovalDecided, *, is_restored: bool = False) -> str:
     """Remember an answer for all calls of a tool, in the run, in its tree or at its peer. Return a description of the
     answer."""
-    only, peer = run.ref.run if answer.scope == "run" else None, _find_peer(run)
+    only, peer = run.ref.run if answer.scope == "run" else None, run.peer
     where = "this run" if only is not None else "this tree" if peer is None else f"run {peer} and the runs below it"
     standing = StandingAnswer(f"{answer.tool} in {where}, said by {answer.by}", is_restored)
     run.tree.remember_answer((only, peer, join_seal(answer.tool, answer.seal)), standing)
@@ -477,7 +472,7 @@ def _find_standing(run: Run, call: Call, spec: ToolSpec, verdict: Verdict) -> st
     answers = run.tree.standing_answers
     if not answers or verdict.what != "ask" or verdict.firm:
         return ""
-    peer, tool = _find_peer(run), join_seal(call.name, spec.seal)
+    peer, tool = run.peer, join_seal(call.name, spec.seal)
     keys = ((run.ref.run, peer, tool), (None, peer, tool))
     found = [answer for key in keys if (answer := answers.get(key)) is not None]
     return next((answer.words for answer in found if not (verdict.rule and answer.is_restored)), "")
@@ -498,12 +493,6 @@ def _writes_handed_file(run: Run, spec: ToolSpec, call: Call) -> bool:
     named = [call.args[key] for key in ("path", "file_path") if key in call.args]
     wanted = [each for name in plan.handed_files for each in (name, f"{folder}/{name}")]
     return not run.folders.is_shared and bool(named) and all(name in wanted for name in named)
-
-
-def _find_peer(run: Run) -> int | None:
-    """Return the number of the run at whose peer a run works, or None for a run of ours."""
-    root = run.peer_root
-    return None if root is None else root.ref.run
 
 
 def current_spec(run: Run, spec: ToolSpec) -> ToolSpec:
@@ -538,25 +527,6 @@ def _digest_call(run: Run, call: Call) -> str:
     return digest_of(run.tree.id, run=run.ref.run, call_id=call.id, tool=call.name, args=call.args)
 
 
-def _make_approval(run: Run, call: Call, *, spec: ToolSpec, preview: str, verdict: Verdict, project: str) -> Approval:
-    ref = run.ref
-    return Approval(
-        id=run.next_approval_id(),
-        tree=ref.tree,
-        run=ref.run,
-        path=ref.path,
-        agent=ref.agent,
-        tool=clean_text(call.name),
-        args=clean_value(deepcopy(call.args)),
-        call_id=clean_text(call.id),
-        label=None if run.parent is None else ref.label,
-        preview=clean_text(preview),
-        rule="" if verdict.rule or spec.tier == FOREIGN else _derive_rule(run, call, project, spec.seal),
-        digest=_digest_call(run, call),
-        number=run.tree.count_question(),
-    )
-
-
 def _make_unconfirmed(run: Run, call: Call) -> Unconfirmed:
     """Return the error for a call that nobody can be asked about. The ending of a subagent has a fixed text, so a
     warning names the tool."""
@@ -572,19 +542,6 @@ def _derive_rule(run: Run, call: Call, project: str, seal: str) -> str:
         return ""
     subjects = subjects_of(call.name, call.args, workspace=run.folders.path, project=project)
     return "\n".join(map(str, derive_rules(call.name, subjects[0] if subjects else None, seal)))
-
-
-def _asked_event(approval: Approval) -> ApprovalAsked:
-    return ApprovalAsked(
-        approval_id=approval.id,
-        call_id=approval.call_id,
-        tool=approval.tool,
-        args=deepcopy(approval.args),
-        label=approval.label,
-        preview=approval.preview,
-        rule=approval.rule,
-        digest=approval.digest,
-    )
 
 
 def _decided_event(

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from retinue.core.errors import ConfigError, Limited
+from retinue.core.events import UsageReported
 from retinue.core.limits import Limits
 from retinue.core.messages import Request
 from retinue.core.plans import Plan
@@ -141,12 +142,12 @@ class Account:
                 TOO_SMALL.format(limit=limit, owner=account._owner, left=left, whose=whose, least=amount, cure=cure)
             )
 
-    def add_spent(self, spent: Amount, *, estimated: bool = False) -> None:
-        """Count spending without a reservation, such as that of an earlier process."""
+    def add_reported(self, used: UsageReported) -> None:
+        """Count reported spending that had no reservation here: of an earlier process, or of a peer."""
         for account in self.chain:
-            account._has_estimates |= estimated
-            account._spent_tokens += spent.tokens
-            account._spent_cost += spent.cost
+            account._has_estimates |= used.estimated
+            account._spent_tokens += used.usage.total_tokens
+            account._spent_cost += used.cost or NO_COST
 
     def reserve(self, reservation: Reservation) -> asyncio.Future[None] | None:
         """Reserve at once and return None, or return a request to pass to `wait`. Raises Limited if nothing is

@@ -77,17 +77,12 @@ def find_remaining_limits(run: Run) -> Caller:
     accounts = () if run.account is None else run.account.chain
     tokens = [account.tokens - account.spent.tokens for account in accounts if account.tokens is not None]
     costs = [account.cost - account.spent.cost for account in accounts if account.cost is not None]
+    seconds = [each.deadline.seconds_left for each in run.lineage if each.deadline is not None]
     return Caller(
         depth=max(0, run.max_depth - run.depth),
-        deadline=_find_deadline(run),
+        deadline=run.tree.clock.wall() + max(0.0, min(seconds)) if seconds else None,
         tokens=max(0, min(tokens)) if tokens else None,
         cost=max(NO_COST, min(costs)) if costs else None,
         traceparent=f"00-{run.tree.trace_id}-{run.view.spawned.span_id}-01",
         baggage=run.tree.trace_origin.baggage,
     )
-
-
-def _find_deadline(run: Run) -> float | None:
-    """Return the earliest deadline of the run and the runs above it, in seconds since 1970, or None."""
-    found = [each.deadline.seconds_left for each in run.lineage if each.deadline is not None]
-    return run.tree.clock.wall() + max(0.0, min(found)) if found else None

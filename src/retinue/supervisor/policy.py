@@ -210,7 +210,11 @@ class RulePolicy:
         primary: bool,
         workspace: str,
     ) -> Verdict:
-        tool, default = spec.name, self._default(spec, primary=primary)
+        tool = spec.name
+        # The tier that a server claims for its tools does not count.
+        confirm = primary if spec.server else spec.tier != "observe" and not spec.spawns
+        asks = confirm or is_a(tool, ALWAYS_ASK) or (self.mode == "strict" and primary)
+        default = ASK if asks and self.mode != "yes" and tool not in self._unasked else ALLOW
         deny, allow, ask, protected = concerned
         named = self._path_rules and is_a(tool, SHELLS)
         if not any(concerned) and not named:
@@ -234,14 +238,6 @@ class RulePolicy:
                 return Verdict("allow", rule)
             return Verdict("ask", changed=bool(find_allowing_rule(allow, tool, args, subject)))
         return default
-
-    def _default(self, spec: ToolSpec, *, primary: bool) -> Verdict:
-        if self.mode == "yes" or spec.name in self._unasked:
-            return ALLOW
-        # The tier that a server claims for its tools does not count.
-        confirm = primary if spec.server else spec.tier != "observe" and not spec.spawns
-        asks = confirm or is_a(spec.name, ALWAYS_ASK) or (self.mode == "strict" and primary)
-        return ASK if asks else ALLOW
 
 
 class NarrowedPolicy:

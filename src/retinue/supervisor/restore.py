@@ -10,7 +10,8 @@ primary of a finished tree, in a new tree whose origin is the old one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -56,7 +57,7 @@ from retinue.supervisor import caller_limits
 from retinue.supervisor.adoption import AdoptedRun, make_adopted
 from retinue.supervisor.apply_changes import APPLY
 from retinue.supervisor.approvals import judge_call, remember_answer, write_started
-from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
+from retinue.supervisor.budgets import Account, check_price
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrow_policy
 from retinue.supervisor.ports import SupervisorPorts
@@ -130,17 +131,15 @@ class Restorer:
             chain=[(tree, old.number), *list_continued(histories, tree, old.spawned)],
             reference="" if old.remote is None else old.remote.reference,
         )
-        above = None
-        if parent is not None:
-            home = live or self._load_tree(tree, histories, overrides).make_tree(planned=parent)
-            above = home.runs[parent]
         plans = PlanRestorer(self._ports.planner, tree, view.runs[0].spawned, overrides)
-        plan_above = None if above is None else above.plan
-        if team is not None:
-            plans.add_members(plans.restore(team, plan_above))
-        plan = self._keep_workspace_kind(plans.restore(old, plan_above), continued)
-        if above is None:
-            return self._continue_primary(plan, old.spawned, text, overrides, continued)
+
+        def restore_plan(above: Plan | None) -> Plan:
+            if team is not None:
+                plans.add_members(plans.restore(team, above))
+            return self._keep_workspace_kind(plans.restore(old, above), continued)
+
+        if parent is None:
+            return self._continue_primary(restore_plan(None), old.spawned, text, overrides, continued)
         stands_for = team if team is not None and team.find_presented() is old else old
         task = msgspec.structs.replace(
             restore_task(old.spawned),
@@ -148,7 +147,10 @@ class Restorer:
             subagent_id=stands_for.spawned.subagent_id,
             timeout_seconds=overrides.seconds,
         )
-        return self._continue_child(above, plan, task, overrides, continued)
+        home = live or self._load_tree(tree, histories, overrides).make_tree(planned=parent)
+        with _release_if_refused(home):
+            above = home.runs[parent]
+            return self._continue_child(above, restore_plan(above.plan), task, overrides, continued)
 
     def _continue_primary(
         self, plan: Plan, spawned: RunSpawned, text: str, overrides: ResumeOverrides, continued: Continued
@@ -236,15 +238,22 @@ class TreeRestorer:
         each run to drive with its services and the write of its `run.resumed`; the first is the root."""
         tree = self.make_tree()
         runs = [tree.runs[view.number] for view in self.unfinished]
-        self._keep_files(tree)
+        for run in tree.runs:
+            if self._files.has_files(self.id, run.ref.run) or (run.queues and run.view.spawned.call_id):
+                self._files.keep(tree, run.ref.run)
+        self._files.restore(self.id, self._events)
         written = [run.write(RunResumed(), True) for run in runs]  # first: time before it does not count
         for run in tree.runs:
             if isinstance(run, AdoptedRun) and not _will_be_reported(run):
                 run.stop("disconnected")
         services = [self._settle_calls(run) for run in runs]
         for run in runs:
-            self._notify_of_children(run)
-        self._acquire_slots(runs)
+            for child in run.children:
+                if child.background and child.ended and child.ref.run not in self._known[run.ref.run].told:
+                    notify_parent(child)
+        # Runs that were at work come before runs that never had a slot.
+        for run in sorted(runs, key=lambda each: (not self._known[each.ref.run].started, each.ref.run)):
+            run.slot.acquire_or_enqueue()
         return list(zip(runs, services, written, strict=True))
 
     # Making the tree again
@@ -252,8 +261,14 @@ class TreeRestorer:
     def make_tree(self, *, planned: int | None = None) -> Tree:
         """Rebuild the tree, with no run at work yet. Make plans for the runs that are resumed, for the run `planned`,
         and for all runs above them."""
-        plans = PlanRestorer(self._ports.planner, self.id, self.view.runs[0].spawned, self._overrides)
         tree = Tree(self._ports.log, self._clock, restored=self.view, seq=self._events[-1].seq)
+        with _release_if_refused(tree):
+            self._add_runs(tree, planned)
+        return tree
+
+    def _add_runs(self, tree: Tree, planned: int | None) -> None:
+        """Add all runs of the log to the tree, with what they have spent and been answered."""
+        plans = PlanRestorer(self._ports.planner, self.id, self.view.runs[0].spawned, self._overrides)
         needed = self._find_needed_runs(planned)
         for view in self.view.runs.values():
             parent = None if view.spawned.parent is None else tree.runs[view.spawned.parent]
@@ -268,16 +283,17 @@ class TreeRestorer:
             if not run.ended:
                 check_price(run.account, run.plan, self._ports.prices)
             run.set_stall_timer(view.spawned.stall_seconds)
-        self._count_spent(tree)
         for event in self._events:
-            if isinstance(event.body, ApprovalAsked):
+            body, account = event.body, tree.runs[event.run].account
+            if isinstance(body, UsageReported) and account is not None:
+                account.add_reported(body)
+            elif isinstance(body, ApprovalAsked):
                 tree.count_question()
         for number, answer in find_standing_answers(self._events):
             remember_answer(tree.runs[number], answer, is_restored=True)
         concurrent = self._merge_limits(tree.runs[0].plan).concurrent
         assert concurrent is not UNSET
         tree.slots.limit_to(concurrent if concurrent is None else max(concurrent, self._count_held_slots(tree)))
-        return tree
 
     def _find_needed_runs(self, planned: int | None) -> set[int]:
         """Return the numbers of the runs that need a plan. The runs above them need one too, because a plan stays
@@ -310,7 +326,16 @@ class TreeRestorer:
         )
         task = restore_task(spawned)
         if view.ended is None and parent is not None and spawned.remote_id:
-            return self._make_adopted(view, parent, ref, task)
+            return make_adopted(
+                ref,
+                task,
+                parent,
+                state=self._state,
+                runtime=str(decode_raw(spawned.profile).get("runtime")),
+                key=spawned.remote_id,
+                account=None if spawned.server else parent.account,
+                view=view,
+            )
         folders = self._make_folders(view, ref, parent, plan, task)
         policy = self._ports.policy if parent is None else parent.policy
         policy = narrow_policy(policy, plan.profile.approvals, self._state.project)
@@ -340,12 +365,14 @@ class TreeRestorer:
 
     def _make_folders(self, view: RunView, ref: RunRef, parent: Run | None, plan: Plan, task: Task) -> RunFolders:
         """Return the folders of a run as before. The log only says what kind of workspace the run had: the path is
-        never taken from the log. Raises ConfigError for a workspace outside this project."""
+        never taken from the log. A kind that is unknown here gives the run no folder of its own. Raises ConfigError for
+        a workspace outside this project."""
         state, spawned, is_ended = self._state, view.spawned, view.ended is not None
         readable: list[str] = []
         if not is_ended:
             readable = resolve_remaining_paths(spawned.context_paths, base=state.project)
-        profile = replace(plan.profile, workspace=_read_workspace_kind(spawned))
+        kind: WorkspaceName = next((kind for kind in WORKSPACES if kind == spawned.workspace_kind), "shared")
+        profile = replace(plan.profile, workspace=kind)
         folders = make_folders(state, ref, parent, replace(plan, profile=profile), task, readable)
         if not folders.is_shared:
             if spawned.continues is None:
@@ -374,32 +401,6 @@ class TreeRestorer:
             return above
         owner = "the tree" if parent is None else f"'{view.agent}'"
         return Account(owner, tokens=tokens, cost=cost, parent=above)
-
-    def _make_adopted(self, view: RunView, parent: Run, ref: RunRef, task: Task) -> Run:
-        """Rebuild an unfinished run of a peer."""
-        return make_adopted(
-            ref,
-            task,
-            parent,
-            state=self._state,
-            runtime=str(_find_runtime_name(view)),
-            key=view.spawned.remote_id,
-            account=None if view.spawned.server else parent.account,
-            view=view,
-        )
-
-    def _keep_files(self, tree: Tree) -> None:
-        for run in tree.runs:
-            if self._files.has_files(tree.id, run.ref.run) or (run.queues and run.view.spawned.call_id):
-                self._files.keep(tree, run.ref.run)
-        self._files.restore(tree.id, self._events)
-
-    def _count_spent(self, tree: Tree) -> None:
-        for event in self._events:
-            account = tree.runs[event.run].account
-            if account is not None and isinstance(event.body, UsageReported):
-                spent = Amount(event.body.usage.total_tokens, event.body.cost or NO_COST)
-                account.add_spent(spent, estimated=event.body.estimated)
 
     def _count_held_slots(self, tree: Tree) -> int:
         """Count the runs that hold a slot while they wait for a child with a slot. With fewer slots, none of them
@@ -455,17 +456,17 @@ class TreeRestorer:
         run.restore_history(history, inbox=tuple(known.thread.waiting), remote_tail=tuple(tail))
         return RunServices(run, self._spawner.services)
 
-    def _notify_of_children(self, run: Run) -> None:
-        """Tell a run about background children that ended without a notice before the crash."""
-        told = self._known[run.ref.run].told
-        for child in run.children:
-            if child.background and child.ended and child.ref.run not in told:
-                notify_parent(child)
 
-    def _acquire_slots(self, runs: Sequence[Run]) -> None:
-        """Give slots to the runs that were at work first, then to the runs that never had a slot."""
-        for run in sorted(runs, key=lambda each: (not self._known[each.ref.run].started, each.ref.run)):
-            run.slot.acquire_or_enqueue()
+@contextmanager
+def _release_if_refused(tree: Tree) -> Iterator[None]:
+    """Release a rebuilt tree if an error keeps its runs from starting: the garbage collector does not look into
+    runs."""
+    try:
+        yield
+    except BaseException:
+        if tree.root is None:
+            tree.release()
+        raise
 
 
 def is_driven_remotely(run: Run) -> bool:
@@ -477,11 +478,6 @@ def _will_be_reported(run: AdoptedRun) -> bool:
     peer."""
     above = next(each for each in run.lineage if not isinstance(each, AdoptedRun))
     return not run.view.spawned.server and not above.ended and is_driven_remotely(above)
-
-
-def _read_workspace_kind(spawned: RunSpawned) -> WorkspaceName:
-    """Return the kind of workspace that a run had. A kind that is unknown here gives the run no folder of its own."""
-    return next((kind for kind in WORKSPACES if kind == spawned.workspace_kind), "shared")
 
 
 def _find_continuable(view: Runs, number: int, *, is_live: bool) -> RunView:
@@ -497,10 +493,6 @@ def _find_continuable(view: Runs, number: int, *, is_live: bool) -> RunView:
         where = f"in the MCP server '{old.spawned.server}'" if old.spawned.server else "at a remote agent"
         raise ConfigError(RAN_ELSEWHERE.format(who=name, where=where))
     return old
-
-
-def _find_runtime_name(view: RunView) -> object:
-    return decode_raw(view.spawned.profile).get("runtime")
 
 
 def _find_team(view: Runs, run: RunView) -> RunView | None:

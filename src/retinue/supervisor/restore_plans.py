@@ -118,10 +118,9 @@ class PlanRestorer:
         again."""
         spawned = view.spawned
         try:
-            plan = self._plan_with_tools(self._find_profile(spawned, parent), spawned, parent)
+            return self._plan_with_tools(self._find_profile(spawned, parent), spawned, parent)
         except ConfigError as error:
             raise ConfigError(f"{self._tree}/{view.number} cannot be resumed or continued: {error}") from None
-        return plan
 
     def _find_profile(self, spawned: RunSpawned, parent: Plan | None) -> Profile:
         """Return the profile of a run: found by name among the parent's children, the given profiles and those of the
@@ -160,14 +159,15 @@ class PlanRestorer:
 
     def _plan_with_tools(self, profile: Profile, spawned: RunSpawned, parent: Plan | None) -> Plan:
         """Return the narrowest plan that has all the tools the run had."""
-        wanted = set(_list_tools(spawned))
+        # Tools of MCP servers come and go: the plan itself reports those that are missing.
+        wanted = {name for name in _list_tools(spawned) if not name.startswith(PREFIX) and name != CODE_MODE}
         missing: set[str] = set()
         for given in (False, True):
             try:
                 plan = self._plan_with_model(profile, spawned, parent, given=given)
             except NotFound as error:
                 raise ConfigError(f"{error}; what is made in Python has to be given again: {AGAIN}") from None
-            missing = {name for name in wanted - set(plan.tools) if not _is_server_tool(name)}
+            missing = wanted - set(plan.tools)
             if not missing:
                 return plan
         tools = ", ".join(sorted(missing))
@@ -243,11 +243,6 @@ def _restore_team(kept: _StoredProfile, found: Profile | None) -> Profile:
         refine=kept.team.refine,
         max_new_answers=kept.team.max_new_answers,
     )
-
-
-def _is_server_tool(name: str) -> bool:
-    """Return True if a tool comes and goes with MCP servers. The plan reports such tools as missing."""
-    return name.startswith(PREFIX) or name == CODE_MODE
 
 
 def _decode(kept: msgspec.Raw | Any, shape: type[T]) -> T:

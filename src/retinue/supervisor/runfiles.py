@@ -87,10 +87,6 @@ class _TreeFiles(ForwardingLog):
                 self._on_change(self)
             self.pending.append(event)
 
-    def take_pending(self) -> list[Event]:
-        taken, self.pending = self.pending, []
-        return taken
-
 
 class RunFiles:
     """The files of all kept runs. Trees pass in their events. A task writes the events in threads, some trees at a
@@ -141,25 +137,21 @@ class RunFiles:
     async def wait_until_created(self, tree: str, runs: Sequence[int]) -> None:
         """Wait until the files of these new runs exist. Give up after some seconds, because the files are a
         convenience."""
-        files = self._find_files(tree, runs)
-        await self._wait(lambda: all(file.is_begun for file in files))
+        await self._wait(tree, runs, lambda file: file.is_begun)
 
     async def written(self, tree: str, runs: Sequence[int]) -> None:
         """Wait until the files of these ended runs are complete."""
-        files = self._find_files(tree, runs)
-        await self._wait(lambda: all(file.is_ended for file in files))
+        await self._wait(tree, runs, lambda file: file.is_ended)
 
-    def _find_files(self, tree: str, runs: Sequence[int]) -> list[_RunFile]:
+    async def _wait(self, tree: str, runs: Sequence[int], is_done: Callable[[_RunFile], bool]) -> None:
         found = self._trees.get(tree)
-        return [] if found is None else [file for run, file in found.kept.items() if run in runs]
-
-    async def _wait(self, is_done: Callable[[], bool]) -> None:
+        files = [] if found is None else [file for run, file in found.kept.items() if run in runs]
         self._waiting += 1
         self._is_wanted.set()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAIT_SECONDS):
-                    while not is_done():
+                    while not all(map(is_done, files)):
                         await self._settled.wait()
         finally:
             self._waiting -= 1
@@ -198,10 +190,10 @@ class RunFiles:
             while self._changed:
                 await self._linger()
                 trees = list(islice(self._changed, TREES_AT_ONCE))
-                batches = [tree.take_pending() for tree in trees]
+                batches = [tree.pending for tree in trees]
                 for tree in trees:
                     del self._changed[tree]
-                    tree.is_written = True
+                    tree.pending, tree.is_written = [], True
                 await self._flush()
                 count = min(THREADS, len(trees))
                 shares = [(trees[first::count], batches[first::count]) for first in range(count)]
@@ -249,23 +241,20 @@ class RunFiles:
     # The methods from here on run in a thread.
 
     def _write_batches(self, trees: list[_TreeFiles], batches: list[list[Event]]) -> None:
+        """Write the events of each tree since its last batch: once per run, however many events the run has."""
         for tree, batch in zip(trees, batches, strict=True):
+            by_run: dict[int, list[Event]] = {}
+            for event in batch:
+                by_run.setdefault(event.run, []).append(event)
             try:
-                self._write_batch(tree, batch)
+                for run, new in by_run.items():
+                    if run in tree.kept:
+                        self._write(tree.runs.tree, tree.runs.runs[run], new, tree.kept[run])
+                if any(type(new[-1].body) is RunEnded for new in by_run.values()):
+                    self._summarise(tree.runs)
             except (OSError, RetinueError) as error:
                 _LOG.warning("the files of tree %s cannot be written any more: %s", tree.runs.tree, error)
                 tree.failed = True
-
-    def _write_batch(self, tree: _TreeFiles, batch: list[Event]) -> None:
-        """Write the events since the last batch: once per run, however many events the run has."""
-        by_run: dict[int, list[Event]] = {}
-        for event in batch:
-            by_run.setdefault(event.run, []).append(event)
-        for run, new in by_run.items():
-            if run in tree.kept:
-                self._write(tree.runs.tree, tree.runs.runs[run], new, tree.kept[run])
-        if any(type(new[-1].body) is RunEnded for new in by_run.values()):
-            self._summarise(tree.runs)
 
     def _write(self, tree: str, run: RunView, new: list[Event], file: _RunFile) -> None:
         """Write the new events of a run, after the events that are written already."""
@@ -281,7 +270,10 @@ class RunFiles:
         events = file.events = file.events or []
         events += new
         if is_over:  # before the status, which tells readers that these files exist
-            _copy_file(f"{live}/events.ndjson", f"{full}/events.ndjson")
+            try:  # the live file is not written any more
+                os.link(f"{live}/events.ndjson", f"{full}/events.ndjson")
+            except OSError:
+                replace_file(f"{full}/events.ndjson", Path(live, "events.ndjson").read_bytes())
             write_private_file(f"{full}/transcript.md", format_transcript(events).encode())
         if is_new or any(isinstance(event.body, _STATUS_KINDS) for event in new):
             replace_file(f"{full}/status.json", msgspec.json.format(msgspec.json.encode(status_of(tree, run))))
@@ -304,14 +296,6 @@ class RunFiles:
         }
         path = f"{self._state.tree_folder(runs.tree)}/metrics_summary.json"
         replace_file(path, msgspec.json.format(msgspec.json.encode(summary)))
-
-
-def _copy_file(source: str, target: str) -> None:
-    """Make `target` a hard link to `source`, which is not written any more, or a copy if linking fails."""
-    try:
-        os.link(source, target)
-    except OSError:
-        replace_file(target, Path(source).read_bytes())
 
 
 def status_of(tree: str, run: RunView) -> dict[str, Any]:

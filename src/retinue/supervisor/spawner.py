@@ -164,9 +164,18 @@ class Spawner:
     def _plan_primary(self, profile: Profile | str, task: Task, starts_from: str) -> tuple[Task, Plan]:
         """Return a primary's task, with the paths and rounds that the settings grant, and its plan. Raises ConfigError
         for a task that does not fit the profile."""
-        task = self._grant_paths(task)
+        granted = [path for path in self._ports.context_paths if path not in task.context_paths]
+        if granted:  # the log keeps them, so that a resumed run has them too
+            resolve_context_paths(task.context_paths, base=self._state.project)  # an error names the task's index
+            task = msgspec.structs.replace(task, context_paths=(*task.context_paths, *granted))
         plan = self._ports.planner.plan(profile, task=task, parent=None)
-        task, plan = self._grant_rounds(profile, task, plan)
+        rounds = None if task.rounds is not None else self._ports.rounds
+        if rounds is not None and (plan.model or plan.team):  # functions and remote agents get none
+            if task.conversation:
+                plan = replace(plan, notes=(*plan.notes, NO_ROUNDS))
+            else:
+                task = msgspec.structs.replace(task, rounds=rounds)
+                plan = self._ports.planner.plan(profile, task=task, parent=None)
         if plan.needs_repository:  # its worktree is made later, by the first call that needs it
             self._state.require_repository()
         if task.conversation and (not plan.profile.has_model or plan.profile.output is not None):
@@ -379,28 +388,6 @@ class Spawner:
         if self._ports.hook is not None and parent is None and call is not None:
             rare["reported"] = call.reported_as(tree.id)
         return msgspec.structs.replace(spawned, **rare) if rare else spawned
-
-    def _grant_paths(self, task: Task) -> Task:
-        """Return a primary's task with the paths that the user grants to every primary. The log keeps them, so that a
-        resumed run has them too."""
-        if not self._ports.context_paths:
-            return task
-        granted = [path for path in self._ports.context_paths if path not in task.context_paths]
-        if not granted:
-            return task
-        resolve_context_paths(task.context_paths, base=self._state.project)  # an error names the task's index
-        return msgspec.structs.replace(task, context_paths=(*task.context_paths, *granted))
-
-    def _grant_rounds(self, profile: Profile | str, task: Task, plan: Plan) -> tuple[Task, Plan]:
-        """Return a primary's task with the rounds that the settings give to every primary, and its plan. Functions and
-        remote agents get no rounds. A conversation gets a warning instead."""
-        rounds = self._ports.rounds
-        if rounds is None or task.rounds is not None or not (plan.model or plan.team):
-            return task, plan
-        if task.conversation:
-            return task, replace(plan, notes=(*plan.notes, NO_ROUNDS))
-        task = msgspec.structs.replace(task, rounds=rounds)
-        return task, self._ports.planner.plan(profile, task=task, parent=None)
 
 
 def _list_task_fields(task: Task, granted_paths: Sequence[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from retinue.concurrency import Deadline, StallTimer
 from retinue.core import secrets
 from retinue.core.context import Context
 from retinue.core.errors import LogLost, RetinueError
-from retinue.core.events import Body, Delta, Event, RunSpawned, Warned
+from retinue.core.events import Body, Delta, Event, RunSpawned, Warned, redact
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Plan, RunHistory
 from retinue.core.ports import STATUS_FILE, Clock, Log, Policy, Receipt, RunningTeam, SpawnedRun, Timer
@@ -35,7 +35,6 @@ from retinue.core.results import Result, Status
 from retinue.core.traces import NO_ORIGIN, FindOrigin, TraceOrigin
 from retinue.log.runs import FOLDS, Runs, RunView
 from retinue.supervisor.budgets import Account
-from retinue.supervisor.redaction import redact
 from retinue.supervisor.slots import SlotHolder, Slots
 from retinue.workspaces.run_folders import RunFolders
 
@@ -256,10 +255,10 @@ class Run(msgspec.Struct, eq=False, gc=False):
             run = run.parent
 
     @property
-    def peer_root(self) -> Run | None:
-        """The highest run of the lineage that a peer executes, or None for a run of ours."""
+    def peer(self) -> int | None:
+        """The number of the highest run of the lineage that a peer executes, or None for a run of ours."""
         found = [run for run in self.lineage if run.view.remote is not None or run.view.spawned.remote_id]
-        return found[-1] if found else None
+        return found[-1].ref.run if found else None
 
     def is_below(self, other: Run) -> bool:
         """Return True if `other` is above this run, at any level."""
