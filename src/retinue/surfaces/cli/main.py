@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -303,9 +303,7 @@ def _choose_command(argv: list[str]) -> str | None:
     """Return the command that `argv` names, or None if it names none.
 
     Options of a conversation without a command, or no words at a terminal, mean TALK."""
-    words = list(argv)
-    while words[:1] == ["-C"]:
-        words = words[2:]
+    words = [word for before, word in pairwise(("", *argv)) if "-C" not in (before, word)]
     if not words:
         from retinue.surfaces.printer.terminal import can_draw
 
