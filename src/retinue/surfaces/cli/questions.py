@@ -150,7 +150,7 @@ async def _find_answered(project: output.ProjectLog, name: str) -> tuple[Approva
 async def describe_outcome(log: LogReader, approval: Approval) -> str:
     """Describe the outcome of a closed question: who decided, where and when.
 
-    Waits for it in the log: an answer counts before it is written."""
+    Waits for the event in the log: an answer takes effect before its event is written."""
     closed = QuestionClosed(approval.id)
     with suppress(TimeoutError):
         async with asyncio.timeout(WRITTEN_SECONDS), aclosing(follow_events(log, approval.tree)) as events:

@@ -26,7 +26,7 @@ from retinue.surfaces.printer.keys import ENTER, Key, Paste
 from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.printer import Level, truncate_lines
 from retinue.surfaces.printer.question_panel import QuestionPanel
-from retinue.surfaces.printer.screen import BottomArea, Line, Screen, cut_line, wrap_spans
+from retinue.surfaces.printer.screen import BottomArea, Line, Screen, wrap_spans
 from retinue.surfaces.printer.totals import format_elapsed, format_status
 
 SPINNER = "◐◓◑◒"
@@ -234,7 +234,7 @@ class LiveView:
 
     def _print_opening(self, event: Event) -> None:
         """Print the header once it is complete, and again if the run started in a different runtime than requested.
-        Below it, print the message that began a conversation: no other event has it."""
+        Below the header, print the first message of a conversation, which no other event has."""
         run = self.activity.runs.runs.get(0)
         if run is None:
             return
@@ -422,7 +422,7 @@ def _layout_head(work: Work, frame: str, now: float, columns: int) -> Line:
     else:
         what = make_call_spans(work.call.name, work.call.args)
     mark = f"{INDENT if work.is_member else ''}{frame} "
-    head = cut_line((("mark", mark), *who, *what), max(20, columns - len(took[1])))
+    head = colors.cut_line((("mark", mark), *who, *what), max(20, columns - len(took[1])))
     return (*head, took)
 
 
