@@ -84,6 +84,7 @@ def test_c_runs_a_command_in_another_folder(project: Project) -> None:
         [row] = json.loads(above.retinue(*words, "ps", "--json").stdout)
         assert row["task"] == "x"
     assert above.retinue("ps", "--json").stdout == "[]\n"
+    assert above.retinue("--version", "-C", project.folder.name).returncode == 0, "the folder is no command"
 
 
 def test_last_and_numbers_name_the_newest_trees(project: Project) -> None:

@@ -15,7 +15,9 @@ from retinue.core.approvals import Approval, Deny, QuestionChange, QuestionClose
 from retinue.core.control import Control, RunHandle
 from retinue.core.events import ApprovalDecided
 from retinue.core.profiles import Profile, Task
+from retinue.log.memory import MemoryLog
 from retinue.surfaces.cli.conversation import Conversation
+from retinue.surfaces.cli.questions import describe_outcome
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer.question_panel import list_keys
 from retinue.testing import scripted
@@ -27,6 +29,7 @@ from tests.surfaces.a2a.kit import serve as serve_a2a
 from tests.surfaces.cli.shell import SOURCE, Project
 from tests.surfaces.live_terminal import LiveTerminal, open_live_terminal
 from tests.surfaces.mcp.kit import serve as serve_mcp
+from tests.surfaces.printer.facts import MAIN, Facts
 
 KEYS = "[y]es [n]o"
 DEPLOY: dict[str, Any] = {"argocd": [{"tools": [{"name": "deploy", "args": {"target": "prod"}}]}, "{{last_result}}"]}
@@ -46,6 +49,17 @@ async def test_a_late_answer_is_told_who_was_first(tmp_path: Path) -> None:
         assert "(her phone) at " in "".join(terminal.lasting)
         await run.result()
     assert not (tmp_path / "a.txt").exists()
+
+
+async def test_a_late_answer_waits_until_the_log_says_who_was_first() -> None:
+    facts, log = Facts(), MemoryLog()
+    log.append(facts.spawn(MAIN, "main"))
+    question = Approval("t1/0/2", "t1", 0, "/main", "main", "shell", {}, "c1")
+    async with TaskOwner() as tasks:
+        describing = tasks.start(describe_outcome(log, question))
+        await asyncio.sleep(0)  # the question is closed, but the first answer is still on its way to the log
+        log.append(facts(MAIN, ApprovalDecided(question.id, "c1", allowed=False, by="anna")))
+        assert (await describing).startswith("denied by anna")
 
 
 @pytest.mark.parametrize("workspace", ["shared", "copy"])

@@ -18,8 +18,10 @@ from retinue.core.events import (
     Event,
     Inbox,
     Message,
+    RunEnded,
     RunSpawned,
     RunStarted,
+    RunWaiting,
     Thinking,
     ToolCall,
     TurnStarted,
@@ -126,6 +128,25 @@ async def test_the_header_claims_no_sandbox_and_no_copy_for_a_run_at_an_a2a_agen
         terminal.live.view.apply(facts(MAIN, RunSpawned(None, "main", 0, "x", "id", "/w")))
         terminal.live.view.apply(facts(MAIN, RunStarted("a2a")))
         await terminal.keeps("main · tree t1 · works at an A2A agent · no budget")
+
+
+@pytest.mark.parametrize("knows_runtime", [True, False])
+async def test_the_first_message_of_a_conversation_is_below_the_header_once(knows_runtime: bool) -> None:
+    facts = Facts()
+    async with open_live_terminal() as terminal:
+        view = terminal.live.view
+        if knows_runtime:  # the terminal that starts the run; others learn the runtime from the log
+            view.show_header(Header(model="anthropic:m", runtime="isolated"))
+        view.show_tree("t1")
+        spawned = RunSpawned(None, "main", 0, "first words", "id", "/w", model="anthropic:m", conversation=True)
+        view.apply(facts(MAIN, spawned))
+        view.apply(facts(MAIN, RunStarted("isolated")))
+        view.apply(facts(MAIN, RunWaiting()))
+        view.apply(facts(MAIN, RunEnded("done", "", 0)))
+        await terminal.keeps("› first words")
+    lines = [line.partition(" · ")[0] for line in terminal.lasting]
+    shown = [line for line in lines if line in ("anthropic:m", "› first words")]
+    assert shown == ["anthropic:m", "› first words"]
 
 
 async def test_verbose_keeps_thoughts_and_what_was_spawned() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from retinue.log.blocks import Span
-from retinue.surfaces.printer.screen import cut_line, wrap_spans
+from retinue.surfaces.printer.colors import cut_line
+from retinue.surfaces.printer.screen import wrap_spans
 from retinue.surfaces.printer.terminal import Terminal, can_draw
 from tests.surfaces.cli.shell import environment, until
 from tests.surfaces.tmux import Tmux

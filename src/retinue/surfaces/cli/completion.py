@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue.core.errors import ConfigError
+from retinue.surfaces.cli.main import COMMANDS, make_parser
 
 SHELLS = ("bash", "zsh", "fish")
 FILES, FOLDERS, TASKS = ("FILE",), ("DIR", "FOLDER", "PATH"), ("TASK", "TEXT")
@@ -118,7 +119,6 @@ def execute_completion(args: argparse.Namespace) -> int:
 def _make_script(shell: str) -> str:
     import shtab
 
-    from retinue.surfaces.cli.main import COMMANDS, make_parser
     from retinue.surfaces.cli.talk import configure_talk
 
     top, _ = make_parser(*COMMANDS)
@@ -214,16 +214,10 @@ def _find_models(word: str) -> list[str]:
     return list(dict.fromkeys(model for model in found if isinstance(model, str)))
 
 
-def _find_commands(_: str) -> list[str]:
-    from retinue.surfaces.cli.main import COMMANDS
-
-    return list(COMMANDS)
-
-
 FIND_VALUES: dict[str, Callable[[str], list[str]]] = {
     "runs": _find_runs,
     "questions": _find_questions,
     "profiles": _find_profiles,
-    "commands": _find_commands,
+    "commands": lambda _: list(COMMANDS),
     "models": _find_models,
 }

@@ -57,8 +57,7 @@ class Conversation:
     """One conversation with a run.
 
     `begin` starts the run with the first message, unless `hold` gets a run that already exists. The messages among the
-    first `known` events go into the history of the input line; the first `shown` events are on screen already. `hosts`
-    is True if the run ends with this process.
+    first `known` events go into the history of the input line. `hosts` is True if the run ends with this process.
 
     At the end, `parting` says how the user left: `ended` if the run has ended, `left` if runs continue without this
     terminal, `open` if the run stays open for its next message, `lost` if the process of the run is gone. It is empty
@@ -72,7 +71,6 @@ class Conversation:
         *,
         begin: Begin | None = None,
         known: int = 0,
-        shown: int = 0,
         hosts: bool = True,
     ) -> None:
         self.control = control
@@ -82,7 +80,7 @@ class Conversation:
         self.view = live.view
         self._signals = signals
         self._begin = begin
-        self._known, self._shown = known, shown
+        self._known = known
         self._hosts = hosts
         self._tasks = TaskOwner()
         self._over = asyncio.Event()
@@ -184,21 +182,13 @@ class Conversation:
         if isinstance(item, Delta) or item.run != 0:
             return
         match item.body:
-            case RunSpawned(task=text):
-                if item.seq > self._shown:
-                    self.view.show_note(f"› {text}")
-                self._remember(text, item.seq)
-            case Inbox(text=text, source="user"):
-                self._remember(text, item.seq)
+            case RunSpawned(task=text) | Inbox(text=text, source="user"):
+                if item.seq <= self._known:
+                    self.view.input.add_history(text)
             case RunEnded():
                 self._leave("ended")
         if isinstance(item.body, RunSpawned | TurnStarted | RunWaiting):
             self._set_hint()
-
-    def _remember(self, text: str, seq: int) -> None:
-        """Add a message to the history of the input line, if its event is among the first `known` ones."""
-        if seq <= self._known:
-            self.view.input.add_history(text)
 
     def show_receipt(self, receipt: Receipt) -> None:
         """Show a note if a message came too late. The view itself shows the messages that are read."""

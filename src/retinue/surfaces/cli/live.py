@@ -33,6 +33,7 @@ from retinue.surfaces.printer.printer import Printer, PrintThread
 LAST_WORDS_SECONDS = 1.0
 Begin = Callable[[Control], Awaitable[RunHandle]]
 LOGGED_SECONDS = 10.0
+COPIES = ("copy", "worktree")  # the kinds of workspaces whose changes are applied by a command
 _TELEMETRY_LOGGERS = ("opentelemetry", "retinue.telemetry")
 
 
@@ -103,7 +104,8 @@ async def run_and_show(
                         announce(run)
                     shown = await _show_to_end(run, screen, signals)
                     await screen.close()
-                    unapplied = await find_unapplied(shown.result, control)
+                    has_copy = any(each.spawned.workspace_kind in COPIES for each in shown.runs.runs.values())
+                    unapplied = await find_unapplied(shown.result, control) if has_copy else ()
                     shown = replace(shown, stuck=shown.stuck or screen.is_stuck, unapplied=unapplied)
                     await _wait_for_other_trees(control, signals, printer, stuck=shown.stuck)
             except LogError as error:

@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -303,9 +303,7 @@ def _choose_command(argv: list[str]) -> str | None:
     """Return the command that `argv` names, or None if it names none.
 
     Options of a conversation without a command, or no words at a terminal, mean TALK."""
-    words = list(argv)
-    while words[:1] == ["-C"]:
-        words = words[2:]
+    words = [word for before, word in pairwise(("", *argv)) if "-C" not in (before, word)]
     if not words:
         from retinue.surfaces.printer.terminal import can_draw
 
@@ -399,20 +397,16 @@ def _mend_streams() -> None:
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
             mode = "r" if name == "stdin" else "w"
-            # No `closefd`, because `_reopen_stream` uses the descriptor longer than this file.
+            # No `closefd`, because the descriptor is used longer than this file.
             setattr(sys, name, open(nowhere, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
-    if is_ours:
-        sys.stdout, sys.stderr = _reopen_stream(sys.stdout, _Stdout), _reopen_stream(sys.stderr, _Stderr)
+    for name, raw in (("stdout", _Stdout), ("stderr", _Stderr)) if is_ours else ():
+        old: Any = getattr(sys, name)
+        buffer = io.BufferedWriter(raw(old.fileno(), "w", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(buffer, old.encoding, line_buffering=old.line_buffering))
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
-
-
-def _reopen_stream(stream: Any, file: type[io.FileIO]) -> io.TextIOWrapper:
-    """Return a text stream for the same file descriptor, on the raw file class `file`."""
-    raw = file(stream.fileno(), "w", closefd=False)
-    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, line_buffering=stream.line_buffering)
 
 
 def _drop_output() -> None:

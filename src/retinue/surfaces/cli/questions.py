@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +20,13 @@ from retinue.core.events import ApprovalDecided, Event
 from retinue.core.ports import LogReader
 from retinue.log.lookup import MOST_CANDIDATES, describe_origin
 from retinue.log.questions import find_closing, find_question
-from retinue.log.reading import iterate_events, wait_for_event
+from retinue.log.reading import follow_events, iterate_events, wait_for_event
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.control_clients import describe_user, report_silence
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import format_question
 
-KEPT_SECONDS = 5.0
+WRITTEN_SECONDS = 5.0
 NOT_KEPT = "the answer holds for this call only: the rule {rules} could not be written"
 UNKNOWN_QUESTIONS = "process {pid} does not answer, so it is not known what it asks (stopped? `fg` lets it go on)"
 KEPT = "allowed in this project from now on, by the rule in retinue.yaml: {rules}"
@@ -147,8 +148,14 @@ async def _find_answered(project: output.ProjectLog, name: str) -> tuple[Approva
 
 
 async def describe_outcome(log: LogReader, approval: Approval) -> str:
-    """Describe the outcome of a closed question: who decided, where and when."""
-    return describe_closing(await find_closing(iterate_events(log, approval.tree), approval.id))
+    """Describe the outcome of a closed question: who decided, where and when.
+
+    Waits for the event in the log: an answer takes effect before its event is written."""
+    closed = QuestionClosed(approval.id)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(WRITTEN_SECONDS), aclosing(follow_events(log, approval.tree)) as events:
+            closed = await find_closing(events, approval.id)
+    return describe_closing(closed)
 
 
 async def send_answer(
@@ -197,7 +204,7 @@ async def is_rule_kept(log: LogReader, approval: Approval) -> bool:
     def is_decision(event: Event) -> bool:
         return isinstance(event.body, ApprovalDecided) and event.body.approval_id == approval.id
 
-    event = await wait_for_event(log, approval.tree, is_decision, seconds=KEPT_SECONDS)
+    event = await wait_for_event(log, approval.tree, is_decision, seconds=WRITTEN_SECONDS)
     return event is not None and isinstance(event.body, ApprovalDecided) and event.body.scope == "project"
 
 

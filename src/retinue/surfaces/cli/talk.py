@@ -144,9 +144,7 @@ class _ConversationHost:
             opening = self._opening
             run = None if opening.resume is None else await opening.resume(control)
             live.view.show_starting(is_starting=False)
-            conversation = Conversation(
-                live, control, signals, begin=opening.begin, known=opening.known, shown=opening.shown
-            )
+            conversation = Conversation(live, control, signals, begin=opening.begin, known=opening.known)
             loop = asyncio.get_running_loop()
             loop.add_reader(self._shell, conversation.leave_open)  # readable: the first process is gone
             try:

@@ -1,5 +1,5 @@
-"""ANSI colours around text that is already escaped: the colour of each role, and the decision whether to use
-colour."""
+"""ANSI colours around text that is already escaped: the colour of each role, the decision whether to use colour, and
+the cut of coloured lines."""
 
 from __future__ import annotations
 
@@ -48,6 +48,21 @@ def paint_header(spans: Iterable[Span], *, color: bool, bold: bool = True) -> st
     if not color:
         return "".join(safe.escape_line(text) for _, text in spans)
     return "".join(_paint(safe.escape_line(text), role, bold) for role, text in spans)
+
+
+def cut_line(spans: Iterable[Span], width: int) -> list[Span]:
+    """Return the spans of a line, escaped and cut to `width`. An ellipsis marks the cut."""
+    escaped = [(role, safe.escape_line(text[: width * 4 + 4])) for role, text in spans]
+    widths = [safe.measure_width(text) for _, text in escaped]
+    if sum(widths) <= width:
+        return escaped
+    cut: list[Span] = []
+    for (role, text), columns in zip(escaped, widths, strict=True):
+        if columns >= width:
+            return [*cut, (role, safe.cut_to_width(f"{text} ", width))]  # the space makes room for the ellipsis
+        cut.append((role, text))
+        width -= columns
+    return cut
 
 
 def paint_diff(text: str, *, color: bool) -> str:

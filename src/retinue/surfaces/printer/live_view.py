@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from retinue.core.approvals import Approval, Decision
-from retinue.core.events import AnswerGiven, Delta, Event, RoundAnswered, RunSpawned, RunStarted
+from retinue.core.events import AnswerGiven, Delta, Event, RoundAnswered, RunEnded, RunSpawned, RunStarted
 from retinue.core.messages import NOTICE
 from retinue.log.activity import Activity, Entries, Entry, Work
 from retinue.log.blocks import Role, Span, make_call_spans
@@ -26,7 +26,7 @@ from retinue.surfaces.printer.keys import ENTER, Key, Paste
 from retinue.surfaces.printer.markdown import render_markdown
 from retinue.surfaces.printer.printer import Level, truncate_lines
 from retinue.surfaces.printer.question_panel import QuestionPanel
-from retinue.surfaces.printer.screen import BottomArea, Line, Screen, cut_line, wrap_spans
+from retinue.surfaces.printer.screen import BottomArea, Line, Screen, wrap_spans
 from retinue.surfaces.printer.totals import format_elapsed, format_status
 
 SPINNER = "◐◓◑◒"
@@ -68,6 +68,7 @@ class LiveView:
         self.input = InputLine()
         self._header: Header | None = None  # until the run has started
         self._printed_header: Header | None = None
+        self._has_opened = False  # the first message of a conversation is printed
         self._is_starting = True
         self._hint = ""  # text of the surface above the status bar
         self._screen = screen
@@ -95,8 +96,8 @@ class LiveView:
         """Show an event or a delta."""
         self.activity.apply(item)
         if isinstance(item, Event):
-            if isinstance(item.body, RunSpawned | RunStarted) and item.run == 0:
-                self._print_header(item)
+            if isinstance(item.body, RunSpawned | RunStarted | RunEnded) and item.run == 0:
+                self._print_opening(item)
             entry = self._entries.apply(item)
             if entry is not None and item.seq > self._after:
                 self._print_entry(entry)
@@ -231,18 +232,22 @@ class LiveView:
 
     # Lasting lines
 
-    def _print_header(self, event: Event) -> None:
-        """Print the header once it is complete, and again if the run started in a different runtime than requested."""
+    def _print_opening(self, event: Event) -> None:
+        """Print the header once it is complete, and again if the run started in a different runtime than requested.
+        Below the header, print the first message of a conversation, which no other event has."""
         run = self.activity.runs.runs.get(0)
         if run is None:
             return
         header = read_header(run, event.tree, runtime=None if self._header is None else self._header.runtime)
-        if header is None or header == self._printed_header:
-            return
-        self._header, self._printed_header = None, header
-        if event.seq > self._after:
-            for line in header.layout_lines(self._screen.terminal.size[0]):
-                self._print_spans(line)
+        if header is not None and header != self._printed_header:
+            self._header, self._printed_header = None, header
+            if event.seq > self._after:
+                for line in header.layout_lines(self._screen.terminal.size[0]):
+                    self._print_spans(line)
+        if run.spawned.conversation and not self._has_opened and (header is not None or run.ended is not None):
+            self._has_opened = True
+            if not self._after:
+                self.show_note(f"› {run.spawned.task}")
 
     def _print_entry(self, entry: Entry) -> None:
         if self._level == "quiet":
@@ -417,7 +422,7 @@ def _layout_head(work: Work, frame: str, now: float, columns: int) -> Line:
     else:
         what = make_call_spans(work.call.name, work.call.args)
     mark = f"{INDENT if work.is_member else ''}{frame} "
-    head = cut_line((("mark", mark), *who, *what), max(20, columns - len(took[1])))
+    head = colors.cut_line((("mark", mark), *who, *what), max(20, columns - len(took[1])))
     return (*head, took)
 
 

@@ -157,7 +157,7 @@ class Screen:
         erase = self._drawn.erase(columns)
         lines = list(bottom.lines)[-max(1, rows - 1) :]
         cut = len(bottom.lines) - len(lines)
-        texts = [cut_line(line, columns) for line in lines]
+        texts = [colors.cut_line(line, columns) for line in lines]
         painted = "\n".join(colors.paint_header(spans, color=self.color, bold=False) for spans in texts)
         widths = [sum(safe.measure_width(text) for _, text in spans) for spans in texts]
         at = None if bottom.cursor is None else (max(0, bottom.cursor[0] - cut), min(bottom.cursor[1], columns - 1))
@@ -234,24 +234,6 @@ class _Drawn:
         up = sum(max(1, -(-width // columns)) for width in self._widths[:row]) + column // columns
         below = f"\x1b[B{_ERASE_BELOW}\x1b[A" if len(self._widths) > 1 else ""
         return (f"\x1b[{up}A" if up else "") + _ERASE_LINE + below
-
-
-def cut_line(spans: Iterable[Span], width: int) -> list[Span]:
-    """Return the spans of a line, escaped and cut to `width`. An ellipsis marks the cut."""
-    escaped = [(role, safe.escape_line(text[: width * 4 + 4])) for role, text in spans]
-    if sum(safe.measure_width(text) for _, text in escaped) <= width:
-        return escaped
-    cut: list[Span] = []
-    left = width - 1
-    for role, text in escaped:
-        kept = ""
-        for char in text:
-            left -= safe.measure_width(char)
-            if left < 0:
-                return [*cut, (role, kept + "…")]
-            kept += char
-        cut.append((role, kept))
-    return cut
 
 
 def wrap_spans(spans: Iterable[Span], width: int) -> list[list[Span]]:

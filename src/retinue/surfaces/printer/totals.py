@@ -9,7 +9,7 @@ from decimal import Decimal
 from retinue.core.usage import NO_USAGE
 from retinue.log.accounts import format_cost
 from retinue.log.activity import Totals
-from retinue.log.blocks import format_count
+from retinue.log.blocks import Role, Span, format_count
 from retinue.log.runs import NOTHING, Runs, RunView
 from retinue.surfaces.printer import colors, safe
 
@@ -84,20 +84,18 @@ def format_summary(runs: Runs, *, color: bool = False, now: float | None = None)
     ]
     shown = len(_HEADS) if any(run.cost for run in every) else -1  # leave out a column that has only "unknown"
     cells = [row[:shown] for row in rows]
-    names = ["", *(_format_name(branch, run) for branch, run in branches), "total"]
-    wide = max(safe.measure_width(name) for name in names)
+    names: list[list[Span]] = [[], *(_make_name(branch, run) for branch, run in branches), [("plain", "total")]]
+    widths = [sum(safe.measure_width(text) for _, text in name) for name in names]
     columns = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
     lines = []
-    for (branch, run), name, row in zip([("", None), *branches, ("", None)], names, cells, strict=True):
-        state = row[0].ljust(columns[0])
+    for run, name, width, row in zip([None, *(run for _, run in branches), None], names, widths, cells, strict=True):
+        role: Role = "plain" if run is None or run.ended is None else "good" if run.state == "done" else "bad"
         numbers = "  ".join(cell.rjust(size) for cell, size in zip(row[1:], columns[1:], strict=True))
-        space = " " * (wide - safe.measure_width(name))
+        space = " " * (max(widths) - width)
+        line = [*name, ("plain", f"{space}  "), (role, row[0].ljust(columns[0])), ("plain", f"  {numbers}")]
         if run is None:
-            lines.append(colors.paint_faint(f"{name}{space}  {state}  {numbers}".rstrip(), color=color))
-            continue
-        if run.ended is not None:
-            state = colors.paint_header((("good" if run.state == "done" else "bad", state),), color=color)
-        lines.append(f"{_paint_name(name, branch, run, color=color)}{space}  {state}  {numbers}".rstrip())
+            line = [("faint", "".join(text for _, text in line))]
+        lines.append(colors.paint_header(line, color=color, bold=False))
     return "\n".join([*lines, "", runs.counts().describe()])
 
 
@@ -109,17 +107,10 @@ def _make_row(state: str, runs: Collection[RunView], seconds: float) -> tuple[st
     return state, str(turns), str(tools), f"{tokens:,}", f"{seconds:.1f}s", cost
 
 
-def _format_name(branch: str, run: RunView) -> str:
+def _make_name(branch: str, run: RunView) -> list[Span]:
     """Return the branch, the agent and its label."""
-    label = f" [{safe.escape_line(run.label)}]" if run.number else ""
-    return safe.cut_to_width(f"{branch}{safe.escape_line(run.agent)}{label}", NAME_COLUMNS)
-
-
-def _paint_name(name: str, branch: str, run: RunView, *, color: bool) -> str:
-    start = len(branch) + len(safe.escape_line(run.agent)) + 1
-    if not color or not run.number or len(name) <= start:
-        return name
-    return name[:start] + colors.paint_header((("label", name[start:]),), color=True)
+    label: list[Span] = [("plain", " "), ("label", f"[{run.label}]")] if run.number else []
+    return colors.cut_line([("plain", f"{branch}{run.agent}"), *label], NAME_COLUMNS)
 
 
 def format_count_of_tokens(tokens: int) -> str:
