@@ -1,8 +1,9 @@
 """Applying planned changes to a folder, all of them or none, even if the power fails in between.
 
 New files are written to a staging folder first. Then a journal is written, and hard links swap each new file in while
-the old file is kept. So no file is ever missing, and a concurrent change to a file is noticed. An error before the end
-rolls everything back. The next process rolls back a journal that a dead process left.
+the old file is kept. So no file is ever missing, and a concurrent change to a file is noticed. The apply is complete
+once the journal is removed. An error before that rolls everything back. The next process rolls back a journal that a
+dead process left.
 
 A journal is used only if this user's key signed it for this staging folder, if it names the folder given by the
 caller, and if an apply may write every path in it.
@@ -20,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from retinue.core.errors import ConfigError, RetinueError
-from retinue.files.atomic import NEW_FLAGS, replace_file
+from retinue.files.atomic import NEW_FLAGS, replace_file, sync_folder
 from retinue.files.content import read_small_file
 from retinue.files.locks import open_own_file, take_file_lock
 from retinue.files.opening import open_parent
@@ -33,7 +34,6 @@ from retinue.workspaces.merge import Change, is_allowed_path
 from retinue.workspaces.store import ContentNames, Store
 from retinue.workspaces.walk import EXECUTABLE_MODE, LINK_MODE, display_path
 
-DONE = "done"
 JOURNAL = "journal.json"
 MAX_JOURNAL_BYTES = 256 * 1024 * 1024
 PURPOSE = "apply journal"
@@ -83,7 +83,7 @@ def apply_changes(root: str, changes: Sequence[Change], store: Store, *, aside: 
             )
             write_journal(staging, journal)
             _swap_files(staging, root, changes)
-            replace_file(staging / DONE, b"", sync=True)
+            (staging / JOURNAL).unlink()
         except OSError as error:
             _roll_back(staging, root)
             path = display_path(str(error.filename or root))
@@ -91,6 +91,8 @@ def apply_changes(root: str, changes: Sequence[Change], store: Store, *, aside: 
         except BaseException:
             _roll_back(staging, root)
             raise
+        with suppress(OSError):  # a power failure would only undo the whole apply
+            sync_folder(staging)
         remove_tree(staging)
 
 
@@ -109,26 +111,19 @@ def find_unfinished_files(aside: str, root: str) -> list[str]:
     if not Path(aside).is_dir():
         return []
     with _hold_lock(aside):
-        journals = [read_journal(staging, root=root) for staging in _list_stagings(aside) if not _is_done(staging)]
+        journals = [read_journal(staging, root=root) for staging in _list_stagings(aside)]
     return sorted({path for journal in journals if journal is not None for path in journal.paths})
 
 
 def _recover_stagings(aside: str, root: str) -> bool:
     found = _list_stagings(aside)
     for staging in found:
-        if _is_done(staging):
-            remove_tree(staging)
-        else:
-            _roll_back(staging, root)
+        _roll_back(staging, root)
     return bool(found)
 
 
 def _list_stagings(aside: str) -> list[Path]:
     return [entry for entry in sorted(Path(aside).iterdir()) if entry.is_dir() and not entry.is_symlink()]
-
-
-def _is_done(staging: Path) -> bool:
-    return os.path.lexists(staging / DONE)
 
 
 @contextmanager
@@ -237,7 +232,7 @@ def _verify_old(kept: Path, change: Change) -> None:
 
 
 def _roll_back(staging: Path, root: str) -> None:
-    """Restore the folder from the journal. Without a journal, no change was made yet."""
+    """Restore the folder from the journal. Without a journal, no change was made yet, or all were."""
     journal = read_journal(staging, root=root)
     if journal is None:
         remove_tree(staging)
