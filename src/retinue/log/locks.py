@@ -1,7 +1,7 @@
-"""The lock file next to a log file. It names the writing process and its first batch.
+"""The lock file next to a log file, signed with the writing process and its first batch.
 
-The lock is a kernel lock and ends with its process, so a dead process never counts as a writer. Nor does a process that
-has not signed the lock: it opens the file, or removes trees from it.
+The lock is a kernel lock and ends with its process, so a dead process never counts as a writer. A process without a
+signature is no writer either: it only opens the file, or removes trees.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CHILD_SECONDS, CHILD_STEP_SECONDS = 0.5, 0.01
 
 
 class Holder(NamedTuple):
-    """The process that writes a log file: its id in the log, its process id if it runs on this machine, and the first
-    batch it writes. The default is a process that writes none."""
+    """The process with the lock of a log file: its id in the log, its process id on this machine if there is one, and
+    its first batch. The default is a process without batches."""
 
     writer: str = ""
     pid: int | None = None
