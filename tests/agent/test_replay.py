@@ -14,8 +14,7 @@ from retinue.build.supervisor import make_replay
 from retinue.core.events import ApprovalDecided, RunEnded, RunResumed, RunSpawned, ToolCall, ToolResult
 from retinue.core.messages import Call, ProviderToolCall, Reply
 from retinue.core.records import Difference, RunRecord, compare_runs
-from retinue.log.records import RESUMED, fold_records
-from retinue.log.threads import fold_thread
+from retinue.log.threads import RESUMED, fold_records, fold_thread
 from retinue.testing import MemoryLog, scripted
 from tests.supervisor.tree.kit import Talk, bodies, call, main, spawn, tree, until
 

@@ -220,6 +220,19 @@ async def test_a_writer_in_another_container_is_found_without_its_pid(
     await log.close()
 
 
+async def test_a_lock_that_nobody_has_signed_names_no_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader waited for the last one to come back to life, for each tree that was removed, and then took it for the
+    writer."""
+    await Files(tmp_path).write_and_die(make_spawned())
+    reader = SqliteReader(tmp_path)
+    lock = locks.try_lock(tmp_path / "0001.db")
+    assert lock is not None
+    monkeypatch.setattr(locks, "CHILD_SECONDS", 0.02)
+    status = await reader.read_status("t1")
+    assert (status.writer, await reader.list_trees(only="live")) == (None, [])
+    os.close(lock)
+
+
 async def test_a_waiter_that_is_not_awaited_makes_no_noise_when_writing_fails(tmp_path: Path) -> None:
     said: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, told: said.append(told["message"]))

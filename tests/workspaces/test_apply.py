@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +154,7 @@ def counted(real):
         left[0] -= 1
         return real(*args, **more)
     return call
-for name in ("link", "rename", "mkdir", "rmdir", "fsync"):
+for name in ("link", "rename", "replace", "unlink", "mkdir", "rmdir", "fsync"):
     setattr(os, name, counted(getattr(os, name)))
 one = copies.find_copy(state, tree, 0)
 target = copies.TargetFolder(project, state=state)
@@ -162,7 +164,8 @@ target.carry_out(target.plan([one]), [one])
 
 async def test_a_crash_at_any_step_is_put_back_by_the_next_one(tmp_path: Path) -> None:
     project = repository(tmp_path / "p", b="b\n", **{"d/e": "e\n"})
-    result = await work(project, "echo 1 > b; rm -r d; mkdir -p n/m; echo 1 > n/m/f; echo 2 >> a.txt")
+    changing = r"echo 1 > b; rm -r d; mkdir -p n/m; echo 1 > n/m/f; echo 2 >> a.txt; printf z > $'by\377te'"
+    result = await work(project, changing)
     before, after = hashed(project), None
     state = project / ".retinue"
     steps = 0
@@ -189,6 +192,28 @@ async def test_a_crash_at_any_step_is_put_back_by_the_next_one(tmp_path: Path) -
         steps += 1
     assert steps >= 10
     assert sorted(os.listdir(state / "applying")) == ["lock"]
+
+
+async def test_a_crash_while_tidying_up_undoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever of the staged files is removed first."""
+    project = repository(tmp_path / "p", b="b\n")
+    result = await work(project, "echo 1 > b")
+    aside = project / ".retinue/applying"
+
+    def keep_two_and_die(kept: tuple[int, ...], staging: Path) -> None:
+        for place, name in enumerate(sorted(os.listdir(staging))):
+            if place not in kept:
+                (staging / name).unlink()
+        raise SystemExit
+
+    for kept in combinations(range(4), 2):
+        (project / "b").write_text("b\n")
+        with monkeypatch.context() as crash, pytest.raises(SystemExit):
+            crash.setattr(atomic_apply, "remove_tree", partial(keep_two_and_die, kept))
+            apply_copy(result, project)
+        atomic_apply.recover_folder(str(aside), str(project))
+        assert (project / "b").exists() and (project / "b").read_text() == "1\n"
+    assert os.listdir(aside) == ["lock"]
 
 
 async def test_two_at_once_are_one_after_the_other(tmp_path: Path) -> None:

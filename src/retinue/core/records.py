@@ -2,7 +2,7 @@
 
 A `RecordedExchange` is one model request and its reply; a cassette is a list of exchanges. A `RunRecord` is a whole
 run of a log, split into its turns. Both show a request as lines of text, so that a person can read the difference.
-Knows neither files nor models: `config/cassettes.py` stores exchanges, `log/records.py` makes run records from events,
+Knows neither files nor models: `config/cassettes.py` stores exchanges, `log/threads.py` makes run records from events,
 and `models/recorded.py` plays the replies.
 """
 

@@ -1,8 +1,8 @@
 """Replacing a file or filling a folder in one step: readers see all of the new content or none.
 
 The new content is written next to the file and renamed over it. With `sync`, content and name are on disk before the
-function returns, so a crash of the machine leaves one of the two contents. A process that is killed in between leaves
-a file that `is_temporary_name` recognises, or a folder that the next `create_folder` of that name removes.
+function returns, so a crash of the machine leaves one of the two contents. A process killed in between leaves a file
+recognised by `is_temporary_name`, or a folder removed by the next `create_folder` of the same name.
 """
 
 from __future__ import annotations

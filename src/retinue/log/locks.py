@@ -1,6 +1,7 @@
-"""The lock file next to a log file. It names the writing process and its first batch.
+"""The lock file next to a log file, signed with the writing process and its first batch.
 
-The lock is a kernel lock and ends with its process, so a dead process never counts as a writer.
+The lock is a kernel lock and ends with its process, so a dead process never counts as a writer. A process without a
+signature is no writer either: it only opens the file, or removes trees.
 """
 
 from __future__ import annotations
@@ -22,25 +23,26 @@ CHILD_SECONDS, CHILD_STEP_SECONDS = 0.5, 0.01
 
 
 class Holder(NamedTuple):
-    """The process that writes a log file: its id in the log, its process id if it runs on this machine, and the first
-    batch it writes. The default is a process that has not signed the lock yet."""
+    """The process with the lock of a log file: its id in the log, its process id on this machine if there is one, and
+    its first batch. The default is a process without batches."""
 
     writer: str = ""
     pid: int | None = None
-    first_batch: int = 0
+    first_batch: int = 2**62  # no batch has this id
 
 
 def try_lock(file: Path) -> int | None:
     """Take the lock of a log file and return its descriptor, or None if another process holds the lock. The lock lasts
-    until the descriptor is closed."""
+    until the descriptor is closed. Removes the signature of the last holder."""
     try:
         lock = open_own_file(file.with_suffix(".lock"))
+        if take_file_lock(lock):
+            os.ftruncate(lock, 0)
+            return lock
     except OSError as error:
         raise LogError(f"cannot write the log {file}: {error.strerror or error}") from None
-    if not take_file_lock(lock):
-        os.close(lock)
-        return None
-    return lock
+    os.close(lock)
+    return None
 
 
 async def wait_for_lock(file: Path) -> int:
@@ -58,7 +60,6 @@ async def wait_for_lock(file: Path) -> int:
 def sign_lock(lock: int, writer: str, first_batch: int) -> None:
     """Write our id in the log, our pid and our first batch into a lock we hold. Earlier batches belong to dead
     processes."""
-    os.ftruncate(lock, 0)
     os.pwrite(lock, f"{writer} {os.getpid()} {first_batch}\n".encode(), 0)
 
 

@@ -49,7 +49,6 @@ from retinue.log.tree_index import TreeRow
 
 BATCHES_AT_ONCE = 256
 HEALTH_SECONDS = 10.0
-_NOBODY = locks.Holder(first_batch=2**62)  # no batch has this id
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -199,7 +198,7 @@ class SqliteReader:
                     left = [tree for tree, status in found.items() if status and status.last_seq == trees[tree]]
                     gone = [tree for tree in left if await discard(tree)]  # not those with newer events
                     if gone and not dry_run:
-                        freed += await finish_despite_cancel(asyncio.to_thread(_delete_trees, file, lock, gone))
+                        freed += await finish_despite_cancel(asyncio.to_thread(_delete_trees, file, gone))
                     removed += gone
                 finally:
                     os.close(lock)
@@ -354,14 +353,14 @@ def _list_trees_of(
 ) -> list[StoredTree]:
     """List the trees of a file. Processes reuse files, so the holder of the lock is the writer only of trees with a
     batch of its own."""
-    holder = locks.read_holder(file) or _NOBODY
+    holder = locks.read_holder(file) or locks.Holder()
     query = partial(schema.list_trees, latest=latest, only=only, reported=reported, first_batch=holder.first_batch)
     return [_describe_tree(row, holder) for row in query_file(file, query, on_problem)]
 
 
 def _load_status(file: Path, tree: str) -> StoredTree | None:
     """Return the state of a tree in the file, or None if the file does not contain the tree."""
-    holder = locks.read_holder(file) or _NOBODY
+    holder = locks.read_holder(file) or locks.Holder()
     row = query_file(file, partial(schema.load_tree, tree=tree), trees=[tree])
     return None if row is None else _describe_tree(row, holder)
 
@@ -399,19 +398,15 @@ def _read_matching(file: Path, wanted: bytes, batches: Sequence[int], problems: 
     return events
 
 
-def _delete_trees(file: Path, lock: int, trees: list[str]) -> int:
+def _delete_trees(file: Path, trees: list[str]) -> int:
     """Delete trees from a file whose lock we hold, and return the bytes freed.
 
     Works in place, with a transaction and VACUUM, which SQLite makes safe against a crash. Moving a new file over the
     old one would not be safe, since readers have its journal open by name.
     """
     size = _size_of(file)
-    db = schema.open_writer(file)
-    try:
-        locks.sign_lock(lock, "cleanup", schema.next_batch(db))  # so readers count no tree in it as live
+    with closing(schema.open_writer(file)) as db:
         schema.delete_trees(db, trees)
-    finally:
-        db.close()
     return max(0, size - _size_of(file))
 
 

@@ -89,8 +89,8 @@ LoadRun = Callable[[str, int], StoredRun | None]
 
 
 class TreeIndex:
-    """The rows of the trees that one writer writes. Once its changes are stored, it holds only trees and runs that have
-    not ended. `load_tree` and `load_run` load the stored rows of a tree that continues; by default there are none."""
+    """The rows of the trees of one writer. Once the changes are stored, only trees and runs without an ending stay in
+    memory. `load_tree` and `load_run` load the stored rows of a continued tree; by default there are none."""
 
     def __init__(self, load_tree: LoadTree = lambda _: None, load_run: LoadRun = lambda _tree, _run: None) -> None:
         self._load_tree, self._load_run = load_tree, load_run

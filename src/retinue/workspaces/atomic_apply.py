@@ -1,8 +1,9 @@
 """Applying planned changes to a folder, all of them or none, even if the power fails in between.
 
 New files are written to a staging folder first. Then a journal is written, and hard links swap each new file in while
-the old file is kept. So no file is ever missing, and a concurrent change to a file is noticed. An error before the end
-rolls everything back. The next process rolls back a journal that a dead process left.
+the old file is kept. So no file is ever missing, and a concurrent change to a file is noticed. The apply is complete
+once the journal is removed. An error before that rolls everything back. The next process rolls back a journal that a
+dead process left.
 
 A journal is used only if this user's key signed it for this staging folder, if it names the folder given by the
 caller, and if an apply may write every path in it.
@@ -10,22 +11,23 @@ caller, and if an apply may write every path in it.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from retinue.core.errors import ConfigError, RetinueError
-from retinue.files.atomic import NEW_FLAGS, replace_file
+from retinue.files.atomic import NEW_FLAGS, replace_file, sync_folder
 from retinue.files.content import read_small_file
 from retinue.files.locks import open_own_file, take_file_lock
 from retinue.files.opening import open_parent
 from retinue.files.private import make_private_folder
-from retinue.files.state_folder import APPLY_FOLDER
+from retinue.files.state_folder import APPLY_FOLDER, RUNS_FOLDER
 from retinue.files.trees import remove_tree
 from retinue.files.user_key import has_signature, sign_data
 from retinue.workspaces.capture import read_current
@@ -33,7 +35,6 @@ from retinue.workspaces.merge import Change, is_allowed_path
 from retinue.workspaces.store import ContentNames, Store
 from retinue.workspaces.walk import EXECUTABLE_MODE, LINK_MODE, display_path
 
-DONE = "done"
 JOURNAL = "journal.json"
 MAX_JOURNAL_BYTES = 256 * 1024 * 1024
 PURPOSE = "apply journal"
@@ -46,7 +47,7 @@ class Journal(msgspec.Struct, frozen=True):
     """The plan of an apply to the folder `root`.
 
     `paths` lists all files in the order of the changes, `removed` the files among them to remove, `folders` the new
-    folders. On disk the journal is signed, and paths are hexadecimal because file names need not be valid text."""
+    folders. On disk the journal is signed, in the JSON of Python, which keeps file names that are not valid text."""
 
     root: str
     paths: tuple[str, ...]
@@ -54,17 +55,13 @@ class Journal(msgspec.Struct, frozen=True):
     folders: tuple[str, ...]
     signature: str = ""
 
-    def convert_paths(self, convert: Callable[[str], str]) -> Journal:
-        paths, removed, folders = (tuple(map(convert, each)) for each in (self.paths, self.removed, self.folders))
-        return Journal(convert(self.root), paths=paths, removed=removed, folders=folders, signature=self.signature)
-
 
 def find_staging_folder(target: str, state: str) -> str:
     """Return the folder in which an apply to `target` stages its files, on the same file system.
 
     For the workspace of a run in the folder `state`, it is in the run's folder, which no run can write. For a project
     it is in the project's state folder, also if the runs themselves are elsewhere."""
-    is_workspace = Path(target).is_relative_to(f"{state}/runs")
+    is_workspace = Path(target).is_relative_to(f"{state}/{RUNS_FOLDER}")
     return f"{Path(target).parent}/{APPLY_FOLDER}" if is_workspace else f"{target}/.retinue/{APPLY_FOLDER}"
 
 
@@ -83,7 +80,7 @@ def apply_changes(root: str, changes: Sequence[Change], store: Store, *, aside: 
             )
             write_journal(staging, journal)
             _swap_files(staging, root, changes)
-            replace_file(staging / DONE, b"", sync=True)
+            (staging / JOURNAL).unlink()
         except OSError as error:
             _roll_back(staging, root)
             path = display_path(str(error.filename or root))
@@ -91,6 +88,8 @@ def apply_changes(root: str, changes: Sequence[Change], store: Store, *, aside: 
         except BaseException:
             _roll_back(staging, root)
             raise
+        with suppress(OSError):  # a power failure would only undo the whole apply
+            sync_folder(staging)
         remove_tree(staging)
 
 
@@ -109,26 +108,19 @@ def find_unfinished_files(aside: str, root: str) -> list[str]:
     if not Path(aside).is_dir():
         return []
     with _hold_lock(aside):
-        journals = [read_journal(staging, root=root) for staging in _list_stagings(aside) if not _is_done(staging)]
+        journals = [read_journal(staging, root=root) for staging in _list_stagings(aside)]
     return sorted({path for journal in journals if journal is not None for path in journal.paths})
 
 
 def _recover_stagings(aside: str, root: str) -> bool:
     found = _list_stagings(aside)
     for staging in found:
-        if _is_done(staging):
-            remove_tree(staging)
-        else:
-            _roll_back(staging, root)
+        _roll_back(staging, root)
     return bool(found)
 
 
 def _list_stagings(aside: str) -> list[Path]:
     return [entry for entry in sorted(Path(aside).iterdir()) if entry.is_dir() and not entry.is_symlink()]
-
-
-def _is_done(staging: Path) -> bool:
-    return os.path.lexists(staging / DONE)
 
 
 @contextmanager
@@ -237,7 +229,7 @@ def _verify_old(kept: Path, change: Change) -> None:
 
 
 def _roll_back(staging: Path, root: str) -> None:
-    """Restore the folder from the journal. Without a journal, no change was made yet."""
+    """Restore the folder from the journal. Without a journal, no change was made yet, or all were."""
     journal = read_journal(staging, root=root)
     if journal is None:
         remove_tree(staging)
@@ -282,42 +274,34 @@ def write_journal(staging: Path, journal: Journal) -> None:
     """Sign the journal and write it to disk.
 
     Without a usable key, the journal stays unsigned and no later process acts on it."""
-    stored = journal.convert_paths(_to_hex)
     with suppress(ConfigError):
-        stored = msgspec.structs.replace(stored, signature=sign_data(PURPOSE, _encode_signed_content(staging, stored)))
-    replace_file(staging / JOURNAL, msgspec.json.encode(stored), sync=True)
+        signature = sign_data(PURPOSE, _encode_signed_content(staging, journal))
+        journal = msgspec.structs.replace(journal, signature=signature)
+    replace_file(staging / JOURNAL, json.dumps(msgspec.structs.asdict(journal)).encode(), sync=True)
 
 
 def read_journal(staging: Path, *, root: str) -> Journal | None:
     """Return the journal of a staging folder, or None. Raises RetinueError for a journal that is not the user's."""
     try:
         data = read_small_file(staging / JOURNAL, MAX_JOURNAL_BYTES, owners=(os.geteuid(),))
-        stored = msgspec.json.decode(data, type=Journal)
-        journal = stored.convert_paths(_from_hex)
+        journal = msgspec.convert(json.loads(data), Journal)
         is_ours = (
-            has_signature(PURPOSE, _encode_signed_content(staging, stored), stored.signature)
+            has_signature(PURPOSE, _encode_signed_content(staging, journal), journal.signature)
             and journal.root == root
             and set(journal.removed) <= set(journal.paths)
             and all(map(is_allowed_path, (*journal.paths, *journal.folders)))
         )
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, msgspec.MsgspecError):
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         is_ours = False
     if not is_ours:
         raise RetinueError(UNPROVEN.format(staging=staging))
     return journal
 
 
-def _encode_signed_content(staging: Path, stored: Journal) -> bytes:
+def _encode_signed_content(staging: Path, journal: Journal) -> bytes:
     """Return the bytes to sign: the journal together with the path of its staging folder."""
-    place = _to_hex(os.path.realpath(staging))
-    return msgspec.json.encode([place, stored.root, stored.paths, stored.removed, stored.folders])
-
-
-def _to_hex(path: str) -> str:
-    return os.fsencode(path).hex()
-
-
-def _from_hex(path: str) -> str:
-    return os.fsdecode(bytes.fromhex(path))
+    return json.dumps(
+        [os.path.realpath(staging), journal.root, journal.paths, journal.removed, journal.folders]
+    ).encode()

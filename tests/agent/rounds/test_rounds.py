@@ -22,7 +22,7 @@ from retinue.core.events import (
     TurnStarted,
     decode_raw,
 )
-from retinue.log.records import fold_records
+from retinue.log.threads import fold_records
 from retinue.testing import MemoryLog, scripted
 from tests.agent.rounds.kit import (
     PACKET,

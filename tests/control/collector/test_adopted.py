@@ -28,7 +28,7 @@ from retinue.core.ports import Outcome
 from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
 from retinue.log.blocks import Blocks
-from retinue.log.records import fold_records
+from retinue.log.threads import fold_records
 from retinue.remote import collector
 from retinue.remote.port import RemoteRun, Undelivered
 from retinue.remote.validator import Bounds, clean_name

@@ -19,7 +19,7 @@ from retinue.core.profiles import Profile
 from retinue.core.records import Difference, ReplayableTree, RunRecord, compare_runs
 from retinue.core.results import Result
 from retinue.log.blocks import format_count
-from retinue.log.records import fold_records
+from retinue.log.threads import fold_records
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.live import Display, run_and_show
 from retinue.surfaces.cli.options import TREE_HELP, add_level_options
