@@ -171,6 +171,8 @@ class A2aRun:
                             vain = tries = 0
                             yield report
                     why = "its stream ended before the task did"
+                    if not self._known.task and not self._known.typed:
+                        raise Disconnected(f"{UNKNOWN_START}: {why}")
                 except (Unreachable, A2AClientError, httpx.HTTPError) as error:
                     why = _explain(error)
                     tries = self._check_lost(error, tries)
