@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,13 +12,19 @@ from typing import Any
 
 import pytest
 from a2a.server.routes import create_agent_card_routes
-from a2a.types import AgentInterface
+from a2a.types import AgentInterface, StreamResponse, TaskStatusUpdateEvent
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from retinue import Task
-from retinue.core.events import RunEnded
+from retinue.core.caller import NOBODY
+from retinue.core.events import Gap, RunEnded, RunStarted
+from retinue.core.messages import RunRef
+from retinue.core.remote_agents import A2aAgent
+from retinue.protocol.a2a import EXTENSION
+from retinue.remote.a2a.adapter import A2aAdapter
+from retinue.remote.port import RemoteRequest, Report
 from tests.remote.a2a_kit import bind, make_card, run_app
 from tests.remote.test_a2a import bodies, make_profile, read_run, supervise
 
@@ -68,3 +76,71 @@ async def test_a_message_whose_stream_ends_without_a_task_is_not_sent_again(tmp_
         ending = await run_once(tmp_path, url)
     assert called == ["SendStreamingMessage"]
     assert ending.status == "disconnected" and "is not called again" in (ending.error_details or "")
+
+
+MALFORMED = {
+    "no object": [5],
+    "a null": [None],
+    "wrong types": [WORKING, {"task": {"id": 5}}],
+    "two payloads": [{**WORKING, **DONE}],
+    "deep": [WORKING, b"[" * 100_000 + b"]" * 100_000],
+    "a long number": [WORKING, b"9" * 5000],
+    "half of a character": [WORKING, b'{"task": {"id": "\\ud800"}}'],
+    "no time": [WORKING, {"task": {"id": "t", "status": {"timestamp": "noon"}}}],
+}
+
+
+@pytest.mark.parametrize("results", MALFORMED.values(), ids=MALFORMED.keys())
+async def test_a_malformed_answer_of_an_agent_is_its_failure(tmp_path: Path, results: list[object]) -> None:
+    said = {"artifactUpdate": {"taskId": "t", "artifact": {"artifactId": "a", "parts": [{"text": "so far"}]}}}
+    first = [said] if results[0] is WORKING else []
+    async with serve_answers(encode_stream(*results[:1], *first, *results[1:])) as (url, called):
+        ending = await run_once(tmp_path, url)
+    assert called == ["SendStreamingMessage"]
+    assert ending.status == "failed" and ending.final_response.startswith("the agent sends what cannot be read: ")
+    assert ending.partial == ("so far" if first else "")
+
+
+async def test_data_that_is_no_json_is_named_in_the_answer(tmp_path: Path) -> None:
+    data = b'{"artifactUpdate": {"taskId": "t", "artifact": {"artifactId": "a", "parts": [{"data": {"x": NaN}}]}}}'
+    async with serve_answers(encode_stream(WORKING, data, DONE)) as (url, _):
+        ending = await run_once(tmp_path, url)
+    assert (ending.status, ending.final_response) == ("done", "[data that is not JSON]")
+
+
+async def test_a_message_that_is_answered_with_nonsense_is_undelivered(tmp_path: Path) -> None:
+    is_over = asyncio.Event()
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield encode_stream(WORKING)
+        await is_over.wait()
+        yield encode_stream(DONE)
+
+    nonsense = b'{"jsonrpc": "2.0", "id": 1, "result": 5}'
+    async with serve_answers(stream(), nonsense) as (url, called), supervise(tmp_path) as supervisor:
+        run = await supervisor.spawn(make_profile(url), Task("go"))
+        async for event in run.events():
+            if isinstance(event.body, RunStarted):
+                receipt = await run.send("more")
+                is_over.set()
+    assert called == ["SendStreamingMessage", "SendMessage"]
+    assert receipt.state == "too_late" and "the agent sends what cannot be read" in receipt.why
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"x": math.nan}, {"event": json.dumps({"delta": {"x": 1}}).replace("1", "[" * 5000 + "]" * 5000)}],
+    ids=["no JSON", "deep"],
+)
+def test_metadata_of_another_retinue_that_cannot_be_read_leaves_a_gap(metadata: dict[str, Any]) -> None:
+    ref = RunRef("t", 0, "/main", "main", "a", "id")
+    request = RemoteRequest(ref=ref, profile="a", text="go", workspace="/w", limits=NOBODY)
+
+    async def read() -> list[Report]:
+        run = A2aAdapter(A2aAgent(url="http://127.0.0.1:1")).start(request)
+        update = TaskStatusUpdateEvent()
+        update.metadata.update({EXTENSION: metadata})
+        return run._read_typed(StreamResponse(status_update=update))
+
+    [report] = asyncio.run(read())
+    assert isinstance(report.body, Gap)

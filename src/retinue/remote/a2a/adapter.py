@@ -50,7 +50,7 @@ from retinue.protocol.a2a import (
     read_event_metadata,
 )
 from retinue.protocol.notices import remove_plans
-from retinue.remote.a2a.connection import PeerConnection, Unreachable
+from retinue.remote.a2a.connection import PeerConnection, Unreachable, refuse_malformed
 from retinue.remote.a2a.updates import ENDINGS, UpdateFold
 from retinue.remote.port import STARTED, Capabilities, RemoteRequest, Report, Undelivered, make_report
 
@@ -224,7 +224,7 @@ class A2aRun:
     async def _read_once(self) -> AsyncGenerator[Report]:
         """Read one stream of the task to its end, of whichever kind is available."""
         await self._connection.open()
-        extension = self._connection.find_extension()
+        extension = self._connection.extension
         is_typed = extension is not None
         self._can_answer = is_typed and (extension or {}).get("approve_by") == "client"
         if is_typed != self._known.typed and not self._known.task:
@@ -259,12 +259,13 @@ class A2aRun:
             stream = client.subscribe(request, context=await self._make_context(cursor=True))
         else:
             stream = self._follow_foreign(client, streaming=streaming)
-        async with aclosing(stream):  # type: ignore[type-var]
-            async for update in stream:
-                yield update
-        if not streaming and not self._fold.has_ended and not self._fold.needs_input:
-            async for update in self._poll(client):
-                yield update
+        with refuse_malformed():
+            async with aclosing(stream):  # type: ignore[type-var]
+                async for update in stream:
+                    yield update
+            if not streaming and not self._fold.has_ended and not self._fold.needs_input:
+                async for update in self._poll(client):
+                    yield update
 
     async def _follow_foreign(self, client: Any, *, streaming: bool) -> AsyncIterator[StreamResponse]:
         """Fetch the state of a foreign task and follow it from there. When the task ends, fetch its state again: no
@@ -304,10 +305,10 @@ class A2aRun:
         """Return the report that an update of another Retinue carries."""
         if not update.HasField("status_update"):
             return []
-        metadata = MessageToDict(update.status_update.metadata).get(EXTENSION)
         try:
+            metadata = MessageToDict(update.status_update.metadata).get(EXTENSION)
             found = read_event_metadata(metadata)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             return [Report(STARTED, Gap(1, "an event of the other retinue cannot be read"))]
         if found is None:
             return []
@@ -425,13 +426,14 @@ class A2aRun:
         post = partial(self._post, request)
         try:
             await (self._repeat(post) if repeats else post())
-        except (A2AError, RetinueError, httpx.HTTPError, ValueError) as error:
+        except (A2AError, RetinueError, httpx.HTTPError) as error:
             raise Undelivered(_explain(error)) from None
 
     async def _post(self, request: SendMessageRequest) -> None:
         client = await self._connection.get_client(streaming=False)
-        async for _ in client.send_message(request, context=await self._make_context()):
-            return
+        with refuse_malformed():
+            async for _ in client.send_message(request, context=await self._make_context()):
+                return
 
     def cancel(self, run: str) -> None:
         if run != STARTED and not self._known.typed:
@@ -453,9 +455,12 @@ class A2aRun:
             request = CancelTaskRequest(id=self._known.task)
             if run != STARTED:
                 request.metadata.update({EXTENSION: make_command_metadata(run)})
-            return await client.cancel_task(request, context=await self._make_context())
+            with refuse_malformed():
+                return await client.cancel_task(request, context=await self._make_context())
 
-        with suppress(A2AError, TimeoutError):  # the task has ended meanwhile, or cannot be cancelled or reached
+        with suppress(
+            A2AError, RetinueError, TimeoutError
+        ):  # the task has ended meanwhile, or cannot be cancelled or reached
             async with asyncio.timeout(A2aAdapter.grace):
                 await self._confirmed.wait()
                 task = await self._repeat(cancel_task)

@@ -286,7 +286,10 @@ def _join_texts(parts: Iterable[Part]) -> str:
             case "text":
                 piece = part.text
             case "data":
-                piece = msgspec.json.encode(MessageToDict(part.data), order="sorted").decode()
+                try:
+                    piece = msgspec.json.encode(MessageToDict(part.data), order="sorted").decode()
+                except ValueError:  # NaN or Infinity
+                    piece = "[data that is not JSON]"
             case "raw" | "url":
                 piece = f"[a file: {part.filename or part.media_type or 'unnamed'}]"
             case _:
