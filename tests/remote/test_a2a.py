@@ -523,6 +523,7 @@ BAD_CARDS = [
     (lambda url: Response(b"<html>"), "cannot be read: the body is not JSON"),
     (lambda url: Response(b'{"a":1,"a":2}'), "is given twice"),
     (lambda url: Response(b"[" * 300), "cannot be read"),
+    (lambda url: Response(b'{"version": 1e999}'), "1e999 is too large"),
     (lambda url: JSONResponse({"skills": "none", "supportedInterfaces": 5}), "is not an agent card"),
     (lambda url: Response(b"x", headers={"content-encoding": "gzip"}), "compressed"),
     (lambda url: Response(status_code=500), "HTTP status 500"),

@@ -272,6 +272,7 @@ BAD_BODIES = [
         (b'{"id":1,"id":2,"method":"tasks/get"}', -32700),
         (b'{"id":1,"method":"tasks/get","params":' + b"[" * 200 + b"]" * 200 + b"}", -32700),
         (b'{"id":1,"method":"tasks/get","params":{"x":NaN}}', -32700),
+        (b'{"id":1,"method":"tasks/get","params":{"x":1e999}}', -32700),
         (b'{"id":1,"method":"tasks/get","params":{"id":"\\ud800"}}', -32700),
         (b"[]", -32600),
         (b'{"id":1,"method":5}', -32600),
@@ -300,6 +301,14 @@ async def test_bad_input_gets_the_error_of_the_protocol_with_a_sentence(tmp_path
             assert (response.status_code, said["code"]) == (200, code), body
             assert said["message"] and "Traceback" not in response.text
         assert (await stream(server, body_of("message/stream", message_of("still there"))))[-1]["final"]
+
+
+async def test_a_number_that_is_too_large_is_refused_over_rest(tmp_path: Path) -> None:
+    body = b'{"message":{"role":"ROLE_USER","messageId":"m","parts":[{"data":1e999}]}}'
+    headers = {"Content-Type": "application/json", "A2A-Version": "1.0"}
+    async with serve(tmp_path, make_argocd()) as server, httpx.AsyncClient(verify=TLS) as http:
+        response = await http.post(f"{server.url}/message:send", content=body, headers=headers)
+    assert (response.status_code, response.json()["error"]["message"]) == (400, "the number 1e999 is too large")
 
 
 BAD_STREAMS: list[tuple[str, dict[str, Any], int]] = [
