@@ -23,6 +23,7 @@ from retinue.core.events import Gap, RunEnded, RunStarted
 from retinue.core.messages import RunRef
 from retinue.core.remote_agents import A2aAgent
 from retinue.protocol.a2a import EXTENSION
+from retinue.remote.a2a import connection
 from retinue.remote.a2a.adapter import A2aAdapter
 from retinue.remote.port import RemoteRequest, Report
 from tests.remote.a2a_kit import bind, make_card, run_app
@@ -144,3 +145,26 @@ def test_metadata_of_another_retinue_that_cannot_be_read_leaves_a_gap(metadata: 
 
     [report] = asyncio.run(read())
     assert isinstance(report.body, Gap)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+async def test_a_stream_may_be_endless_but_none_of_its_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: bytes
+) -> None:
+    """An event ends with an empty line. The SDK keeps all lines before it."""
+    monkeypatch.setattr(connection, "STREAM_EVENT_BYTES", 10_000)
+
+    async def stream(*, ends_events: bool) -> AsyncIterator[bytes]:
+        yield encode_stream(WORKING).replace(b"\n", end)
+        for _ in range(1000):
+            yield b": " + b"x" * 100 + end
+            if ends_events:
+                yield end
+        yield end + encode_stream(DONE).replace(b"\n", end)
+
+    async with serve_answers(stream(ends_events=True)) as (url, _):
+        assert (await run_once(tmp_path, url)).status == "done"
+    refused = b'{"jsonrpc": "2.0", "id": 1, "error": {"code": -32001}}'
+    async with serve_answers(stream(ends_events=False), refused) as (url, called):
+        ending = await run_once(tmp_path, url)
+    assert ending.status == "disconnected" and called == ["SendStreamingMessage", "GetTask"]

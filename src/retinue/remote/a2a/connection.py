@@ -33,7 +33,8 @@ from retinue.protocol.strict_json import InvalidBody, decode_body
 
 CARD_BYTES = 256 * 1024
 ANSWER_BYTES = 16 * 1024 * 1024
-LINE_BYTES = 4 * EVENT_BYTES
+STREAM_EVENT_BYTES = 4 * EVENT_BYTES
+EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")  # an empty line
 TOKEN_BYTES = 64 * 1024
 TOKEN_MARGIN_SECONDS = 30.0
 CARD_SECONDS = 300.0
@@ -299,18 +300,21 @@ class _BoundedTransport(httpx.AsyncBaseTransport):
 
 
 class _BoundedStream(httpx.AsyncByteStream):
-    """A body of at most `ANSWER_BYTES`, or an event stream with lines of at most `LINE_BYTES`."""
+    """A body of at most `ANSWER_BYTES`, or an event stream with events of at most `STREAM_EVENT_BYTES`."""
 
     def __init__(self, inner: httpx.AsyncByteStream, *, is_stream: bool) -> None:
         self._inner, self._is_stream = inner, is_stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size, limit = 0, LINE_BYTES if self._is_stream else ANSWER_BYTES
+        size, limit = 0, STREAM_EVENT_BYTES if self._is_stream else ANSWER_BYTES
+        before = b""  # the end of the piece before, which may have half of the mark that ends an event
         async for piece in self._inner:
-            end = piece.rfind(b"\n") if self._is_stream else -1
-            size = size + len(piece) if end < 0 else len(piece) - end
+            data = before + piece
+            ends = [at + len(mark) for mark in EVENT_ENDS if (at := data.rfind(mark)) >= 0] if self._is_stream else []
+            size = len(data) - max(ends) if ends else size + len(piece)
             if size > limit:
                 raise httpx.RemoteProtocolError(f"the agent sends more than {limit} bytes at once")
+            before = data[-2:]
             yield piece
 
     async def aclose(self) -> None:
