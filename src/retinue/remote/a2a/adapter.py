@@ -35,7 +35,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Value
 
 from retinue.concurrency import RateLimit, TaskOwner
-from retinue.core.approvals import Allow, Decision
+from retinue.core.approvals import INPUT_REQUIRED, Allow, Decision
 from retinue.core.errors import Disconnected, RetinueError
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Gap, Inbox, RunEnded, RunResumed
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
@@ -62,6 +62,7 @@ MARGIN_SECONDS = 10.0
 UPDATE_RATE, UPDATE_BURST = 2000.0, 10_000  # per task: updates per second, and burst; a flood is held back at the agent
 FORGOTTEN = "the agent no longer knows the task: it may have been restarted; it is not called again"
 UNKNOWN_START = "the connection was lost before the agent confirmed the task; it may run there, and is not called again"
+NOT_OPEN = "the question is not open any more"
 ASKED_AGAIN = "the run was resumed at the agent, which asks again"
 NO_ENTRY = "the agent does not let us in (HTTP status {status}): {auth}"
 NO_AUTH = "no credentials are configured; give it 'auth' in retinue.yaml, or --bearer-env or --api-key-env"
@@ -134,7 +135,8 @@ class A2aRun:
         self._fold = UpdateFold(reference.task)
         self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # by id: run and open question of the other Retinue
         self._inbox: asyncio.Queue[Report] = asyncio.Queue()
-        self._input: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._input: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # a question's id and its answer
+        self._answered = ""  # the last question with an answer
         self._confirmed = asyncio.Event()
         if reference.task:
             self._confirmed.set()
@@ -378,8 +380,9 @@ class A2aRun:
 
     async def _wait_for_input(self) -> str:
         """Wait, without a timeout, for the user's answer to the agent's question."""
-        text = await self._input
-        self._input = asyncio.get_running_loop().create_future()
+        question = text = ""
+        while question != self._fold.question:  # the agent has asked again before the answer was sent
+            question, text = await self._input.get()
         self._fold.mark_answered()
         self._seen_at = time.monotonic()
         return text
@@ -389,8 +392,11 @@ class A2aRun:
     async def send(self, run: str, text: str) -> None:
         if run != STARTED and not self._known.typed:
             raise Undelivered("only the task itself can receive messages, not the runs below it")
-        if self._fold.needs_input:
-            self._give_input(text)
+        question = self._fold.question
+        if question:
+            self._give_input(question, text)
+            given = ApprovalDecided(question, question, allowed=True, tool=INPUT_REQUIRED, args={"answer": text})
+            self._inbox.put_nowait(Report(STARTED, given))
         else:
             await self._tell([Part(text=text)], run)
         if not self._known.typed:
@@ -398,18 +404,19 @@ class A2aRun:
 
     async def answer(self, run: str, approval_id: str, decision: Decision) -> None:
         if not self._known.typed:
-            self._give_input(_format_decision(decision))
+            self._give_input(approval_id, _format_decision(decision))
             return
         if approval_id not in self._asked:
-            raise Undelivered("the question is not open any more")
+            raise Undelivered(NOT_OPEN)
         _, asked = self._asked.pop(approval_id)
         answer = Part(data=ParseDict(make_answer(approval_id, asked.digest, decision), Value()))
         await self._tell([answer], repeats=True)
 
-    def _give_input(self, text: str) -> None:
-        if self._input.done():
-            raise Undelivered("the agent has an answer already")
-        self._input.set_result(text)
+    def _give_input(self, question: str, text: str) -> None:
+        if question in (self._answered, "") or question != self._fold.question:
+            raise Undelivered(NOT_OPEN)
+        self._answered = question
+        self._input.put_nowait((question, text))
 
     async def _tell(self, parts: list[Part], run: str = STARTED, *, repeats: bool = False) -> None:
         """Send a message to the task, or to a run below it, during its stream. `repeats` sends it again while the

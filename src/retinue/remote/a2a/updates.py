@@ -18,6 +18,7 @@ from google.protobuf.json_format import MessageToDict
 from retinue.core.approvals import INPUT_REQUIRED
 from retinue.core.events import (
     ApprovalAsked,
+    ApprovalDecided,
     Gap,
     RunEnded,
     RunStarted,
@@ -45,16 +46,18 @@ _TOLD_AGAIN = (TaskState.TASK_STATE_INPUT_REQUIRED, *ENDINGS.keys() - {TaskState
 NEEDS_LOGIN = "the agent asks its user to log in, which is not possible from here"
 BETWEEN_ARTIFACTS = "\n\n"
 UNASKED = "the agent asks for input without saying what"
+WENT_ON = "the agent went on without an answer"
 _LOG = logging.getLogger(__name__)
 
 
 class UpdateFold:
-    """The fold of one task's updates. `needs_input` is True while the agent waits for an answer. A `task_id` given at
+    """The fold of one task's updates. `question` is the id of the agent's open question, or empty. A `task_id` given at
     creation belongs to a task that an earlier process followed."""
 
     def __init__(self, task_id: str = "") -> None:
         self.task_id = task_id
-        self.needs_input = False
+        self.question = ""
+        self._question_text = ""
         self.has_ended = False
         self._has_started = bool(task_id)
         self._questions = 0
@@ -73,9 +76,14 @@ class UpdateFold:
         """Record that the task has ended, for an ending that is read elsewhere."""
         self.has_ended = True
 
+    @property
+    def needs_input(self) -> bool:
+        """Return True while the agent waits for an answer."""
+        return bool(self.question)
+
     def mark_answered(self) -> None:
         """Record that the agent's question has an answer."""
-        self.needs_input = False
+        self.question = ""
 
     def apply(self, update: StreamResponse) -> list[Report]:
         """Return the reports for an update."""
@@ -136,21 +144,34 @@ class UpdateFold:
 
     def _apply_status(self, status: TaskStatus, texts: list[str]) -> Iterator[Report]:
         state = status.state
-        self.needs_input = state == TaskState.TASK_STATE_INPUT_REQUIRED
-        if self.needs_input:
-            self._questions += 1
-            text = "\n".join(texts) or UNASKED
-            name = f"input-{self._questions}"
-            yield Report(STARTED, ApprovalAsked(name, name, INPUT_REQUIRED, {"question": text}, preview=text))
+        if state == TaskState.TASK_STATE_INPUT_REQUIRED:
+            yield from self._ask("\n".join(texts) or UNASKED)
         elif state == TaskState.TASK_STATE_AUTH_REQUIRED:
             yield from self._end("failed", NEEDS_LOGIN)
         elif state in ENDINGS and state != TaskState.TASK_STATE_COMPLETED:
             yield from self._end(ENDINGS[state], "\n".join(texts))
         else:
+            yield from self._withdraw_question()
             for text in texts:
                 yield from self._take_text(text)
             if state == TaskState.TASK_STATE_COMPLETED:
                 yield from self._end("done", "")
+
+    def _ask(self, text: str) -> Iterator[Report]:
+        """Report the agent's question, unless it is already open. It takes the place of an earlier question."""
+        if self.question and text == self._question_text:
+            return
+        yield from self._withdraw_question()
+        self._questions += 1
+        name = self.question = f"input-{self._questions}"
+        self._question_text = text
+        yield Report(STARTED, ApprovalAsked(name, name, INPUT_REQUIRED, {"question": text}, preview=text))
+
+    def _withdraw_question(self) -> Iterator[Report]:
+        """Report that the agent no longer waits for the answer to its question."""
+        name, self.question = self.question, ""
+        if name:
+            yield Report(STARTED, ApprovalDecided(name, name, allowed=False, reason=WENT_ON))
 
     def _take_text(self, text: str) -> Iterator[Report]:
         notice = self._parse_notice(text)
