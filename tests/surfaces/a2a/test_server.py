@@ -377,7 +377,8 @@ async def test_budgets_hold_for_a_task_and_for_the_server(tmp_path: Path) -> Non
     async with serve(tmp_path, make_argocd(script), parts=parts) as server, connect(server) as client:
         ends = [(await ask(client, "go"))[-1].status_update.status for _ in range(3)]
         with pytest.raises(UnsupportedOperationError, match="budget of 2,500 tokens of this process is spent"):
-            await ask(client, "go")
+            await ask(client, "", parts=[Part(text="go"), Part(raw=b"hello", filename="notes.txt")])
+        assert not list((tmp_path / ".retinue" / "a2a" / "files").iterdir())
     assert [end.state for end in ends] == [TaskState.TASK_STATE_FAILED] * 3
     assert "budget of 1,000 tokens" in ends[0].message.parts[0].text
 

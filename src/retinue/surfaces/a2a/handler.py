@@ -81,7 +81,7 @@ from retinue.protocol.a2a import (
 from retinue.surfaces.a2a.gate import ANONYMOUS, GONE
 from retinue.surfaces.a2a.options import OperatorScreen, ServerOptions
 from retinue.surfaces.a2a.streams import ServedTask, StreamFold, TaskView, Update, find_state
-from retinue.surfaces.a2a.tasks import SURFACE, ServedTasks
+from retinue.surfaces.a2a.tasks import SURFACE, ServedTasks, remove_files
 
 CANCEL_SECONDS = 40.0
 FILES_NOTE = "Files of this message are in your workspace: {names}"
@@ -172,6 +172,7 @@ class TaskHandler(RequestHandler):
                 else:
                     run = await self._control.spawn(options.profile, RunTask(text, files=files, request=request))
         except RetinueError as error:
+            await remove_files(files)
             raise UnsupportedOperationError(f"the task was not begun: {error}") from None
         task = ServedTask(run.tree, request)
         self._tasks.add(task)
