@@ -12,24 +12,39 @@ from typing import Any
 
 import pytest
 from a2a.server.routes import create_agent_card_routes
-from a2a.types import AgentInterface, StreamResponse, TaskStatusUpdateEvent
+from a2a.types import (
+    AgentInterface,
+    Artifact,
+    Message,
+    Part,
+    Role,
+    StreamResponse,
+    TaskArtifactUpdateEvent,
+    TaskState,
+    TaskStatus,
+    TaskStatusUpdateEvent,
+)
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from retinue import Task
 from retinue.core.caller import NOBODY
-from retinue.core.events import Gap, RunEnded, RunStarted
+from retinue.core.events import ApprovalAsked, ApprovalDecided, Body, Event, Gap, RunEnded, RunStarted
 from retinue.core.messages import RunRef
 from retinue.core.remote_agents import A2aAgent
-from retinue.protocol.a2a import EXTENSION
+from retinue.protocol.a2a import EXTENSION, make_event_metadata
 from retinue.remote.a2a import connection
-from retinue.remote.a2a.adapter import A2aAdapter
+from retinue.remote.a2a.adapter import MOST_ASKED, A2aAdapter
+from retinue.remote.a2a.updates import UpdateFold
 from retinue.remote.port import RemoteRequest, Report
 from tests.remote.a2a_kit import bind, make_card, run_app
 from tests.remote.test_a2a import bodies, make_profile, read_run, supervise
 
 WORKING = {"task": {"id": "t", "contextId": "c", "status": {"state": "TASK_STATE_WORKING"}}}
+REQUEST = RemoteRequest(
+    ref=RunRef("t", 0, "/main", "main", "a", "id"), profile="a", text="go", workspace="/w", limits=NOBODY
+)
 DONE = {"statusUpdate": {"taskId": "t", "contextId": "c", "status": {"state": "TASK_STATE_COMPLETED"}}}
 
 
@@ -40,6 +55,14 @@ def encode_stream(*results: object) -> bytes:
         % (result if isinstance(result, bytes) else json.dumps(result).encode())
         for result in results
     )
+
+
+def make_typed_update(body: Body, seq: int) -> StreamResponse:
+    """Return the update by which another Retinue reports an event."""
+    metadata = make_event_metadata(Event(seq, "t", 0, "/main", "main", 1.0, body))
+    update = TaskStatusUpdateEvent()
+    update.metadata.update({EXTENSION: metadata})
+    return StreamResponse(status_update=update)
 
 
 @asynccontextmanager
@@ -134,11 +157,8 @@ async def test_a_message_that_is_answered_with_nonsense_is_undelivered(tmp_path:
     ids=["no JSON", "deep"],
 )
 def test_metadata_of_another_retinue_that_cannot_be_read_leaves_a_gap(metadata: dict[str, Any]) -> None:
-    ref = RunRef("t", 0, "/main", "main", "a", "id")
-    request = RemoteRequest(ref=ref, profile="a", text="go", workspace="/w", limits=NOBODY)
-
     async def read() -> list[Report]:
-        run = A2aAdapter(A2aAgent(url="http://127.0.0.1:1")).start(request)
+        run = A2aAdapter(A2aAgent(url="http://127.0.0.1:1")).start(REQUEST)
         update = TaskStatusUpdateEvent()
         update.metadata.update({EXTENSION: metadata})
         return run._read_typed(StreamResponse(status_update=update))
@@ -168,3 +188,28 @@ async def test_a_stream_may_be_endless_but_none_of_its_events(
     async with serve_answers(stream(ends_events=False), refused) as (url, called):
         ending = await run_once(tmp_path, url)
     assert ending.status == "disconnected" and called == ["SendStreamingMessage", "GetTask"]
+
+
+async def test_names_and_questions_of_an_agent_take_little_room() -> None:
+    fold = UpdateFold()
+    for number in range(20):
+        artifact = Artifact(artifact_id=f"{number}" * 500_000, parts=[Part(text=f"{number} ")])
+        fold.apply(StreamResponse(artifact_update=TaskArtifactUpdateEvent(task_id="t", artifact=artifact)))
+    [*_, ending] = fold.apply(StreamResponse(message=Message(message_id="m")))
+    assert isinstance(ending.body, RunEnded) and len(ending.body.final_response.split()) == 20
+    assert sum(map(len, (*fold._artifacts, *fold._heard))) < 10_000
+    run = A2aAdapter(A2aAgent(url="http://127.0.0.1:1")).start(REQUEST)
+    for number in range(2 * MOST_ASKED):
+        run._read_typed(make_typed_update(ApprovalAsked(f"q{number}", "c", "x", {"a": "b" * 1000}), number))
+    assert len(run._asked) == MOST_ASKED and not any(asked.args for _, asked in run._asked.values())
+    run._read_typed(make_typed_update(ApprovalDecided("q0", "c", True), number + 1))
+    assert len(run._asked) == MOST_ASKED - 1
+
+
+def test_long_messages_with_one_id_and_one_beginning_are_different() -> None:
+    fold = UpdateFold()
+    for word in ("one", "two", "two"):
+        message = Message(message_id="m", role=Role.ROLE_AGENT, parts=[Part(text="x" * 1000 + word)])
+        status = TaskStatus(state=TaskState.TASK_STATE_WORKING, message=message)
+        fold.apply(StreamResponse(status_update=TaskStatusUpdateEvent(task_id="t", status=status)))
+    assert [text[1000:] for text in fold._said] == ["one", "two"]

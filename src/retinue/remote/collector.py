@@ -44,6 +44,7 @@ from retinue.remote.validator import NAMELESS, Bounds, Rejected, clean_name
 MOST_CONNECTIONS = 1024
 BOUNDS = Bounds()
 SWEPT = 4096
+MOST_OPEN_CALLS = 1000  # whose duration is measured, per run
 IDLE_SECONDS = 120.0
 END = "subagent_end"
 OURS = "\0"  # prefix of the keys of our own runs: no id of a server has a control character in it
@@ -168,7 +169,8 @@ class _ReportedRun:
         name = event.tool_name or ""
         self.call_count += 1
         call_id = event.call_id or f"call-{self.call_count}"
-        self.open_calls.append((call_id, name, monotonic()))
+        if len(self.open_calls) < MOST_OPEN_CALLS:
+            self.open_calls.append((call_id, name, monotonic()))
         args, raw = read_arguments(payload)
         timeout = event.execution_timeout_seconds
         return ToolCall(call_id, name, args, RUNTIME, timeout_seconds=timeout or None, raw=raw)

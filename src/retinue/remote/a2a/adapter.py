@@ -59,6 +59,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
 FIRST_TRIES = 3
 MOST_VAIN = 50  # consecutive short streams that end without a report
 MARGIN_SECONDS = 10.0
+MOST_ASKED = 1000
 UPDATE_RATE, UPDATE_BURST = 2000.0, 10_000  # per task: updates per second, and burst; a flood is held back at the agent
 FORGOTTEN = "the agent no longer knows the task: it may have been restarted; it is not called again"
 UNKNOWN_START = "the connection was lost before the agent confirmed the task; it may run there, and is not called again"
@@ -133,7 +134,7 @@ class A2aRun:
         self._is_asked = not is_new  # True if the message may have reached the agent
         self._can_answer = False
         self._fold = UpdateFold(reference.task)
-        self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # by id: run and open question of the other Retinue
+        self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # the other Retinue's open questions, with their runs
         self._inbox: asyncio.Queue[Report] = asyncio.Queue()
         self._input: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # a question's id and its answer
         self._answered = ""  # the last question with an answer
@@ -323,7 +324,10 @@ class A2aRun:
         if isinstance(body, RunResumed):
             return self._withdraw_questions(report.run)
         if isinstance(body, ApprovalAsked):
-            self._asked[body.approval_id] = report.run, body
+            if len(self._asked) < MOST_ASKED:
+                self._asked[body.approval_id] = report.run, msgspec.structs.replace(body, args={}, preview="")
+        elif isinstance(body, ApprovalDecided):
+            self._asked.pop(body.approval_id, None)
         elif isinstance(body, RunEnded) and report.run == STARTED:
             self._fold.mark_ended()
             body = msgspec.structs.replace(body, final_response=remove_plans(body.final_response))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -133,10 +134,11 @@ class UpdateFold:
         """Record a message. Return True if it is new. Messages with one id and different texts are different, because
         some agents reuse an id."""
         text = "\n".join(_list_texts(message))
-        return self._hear(f"{message.message_id}\n{text}"[:NAME_CHARACTERS])
+        return self._hear(f"{message.message_id}\n{text}")
 
     def _hear(self, name: str) -> bool:
         """Record a message or artifact that may arrive again. Return True if it is new."""
+        name = _shorten_name(name)
         is_new = name not in self._heard and len(self._heard) < MOST_HEARD
         if is_new:
             self._heard.add(name)
@@ -196,7 +198,7 @@ class UpdateFold:
             if notice is not None:
                 yield from self._show_notice(notice)
             return
-        name = artifact.artifact_id
+        name = _shorten_name(artifact.artifact_id)
         if name not in self._artifacts and len(self._artifacts) >= MOST_ARTIFACTS:
             return
         before = self._artifacts.get(name, "")
@@ -290,6 +292,11 @@ class UpdateFold:
             return
         partial = written or "\n".join(self._said)
         yield Report(STARTED, RunEnded(status, text, 0, error_details=text or None, partial=partial))
+
+
+def _shorten_name(name: str) -> str:
+    """Return a short name in place of a long one, different for each long one."""
+    return name if len(name) <= NAME_CHARACTERS else sha256(name.encode("utf-8", "replace")).hexdigest()
 
 
 def _list_texts(message: Message) -> list[str]:
