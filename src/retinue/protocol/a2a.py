@@ -35,11 +35,6 @@ def make_request_metadata(caller: Caller, path: str) -> dict[str, Any]:
     return {**{key: str(value) for key, value in inherited_limits.to_meta(caller).items()}, PATH_KEY: path}
 
 
-def read_request_metadata(metadata: Mapping[str, Any]) -> Caller:
-    """Return the remaining limits of the requesting run. An invalid value counts as nothing left."""
-    return inherited_limits.from_meta(metadata)
-
-
 def make_command_metadata(run: str) -> dict[str, Any]:
     """Return the metadata of a message or a cancel for run number `run` of the peer's tree."""
     return {RUN_KEY: run}

@@ -52,8 +52,9 @@ def from_environment(environ: Mapping[str, str]) -> Caller:
 
 def read_process_limits(environ: Mapping[str, str]) -> Caller:
     """Return the limits of a whole process, without its trace, which a tree joins only on request."""
-    found = msgspec.structs.replace(from_environment(environ), traceparent="", baggage="")
-    return NOBODY if found == NOBODY else found
+    if not any(environ.get(variable) for _, variable in KEYS.values()):
+        return NOBODY
+    return msgspec.structs.replace(from_environment(environ), traceparent="", baggage="")
 
 
 def to_meta(caller: Caller) -> dict[str, Any]:

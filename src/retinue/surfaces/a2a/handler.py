@@ -69,6 +69,7 @@ from retinue.core.traces import traceparent_of
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder
 from retinue.log.questions import find_closing
+from retinue.protocol import inherited_limits
 from retinue.protocol.a2a import (
     AFTER_HEADER,
     EXTENSION,
@@ -76,7 +77,6 @@ from retinue.protocol.a2a import (
     read_approval_answer,
     read_command_metadata,
     read_number,
-    read_request_metadata,
 )
 from retinue.surfaces.a2a.gate import ANONYMOUS, GONE
 from retinue.surfaces.a2a.options import OperatorScreen, ServerOptions
@@ -543,6 +543,6 @@ def _read_caller(params: SendMessageRequest, message: Message, headers: Mapping[
     for metadata in (message.metadata, params.metadata):
         found: Any = MessageToDict(metadata).get(EXTENSION)
         if isinstance(found, dict):
-            return read_request_metadata(found).as_client()
+            return inherited_limits.from_meta(found).as_client()
     trace = traceparent_of(headers.get("traceparent", ""))
     return Caller(traceparent=trace) if trace else NOBODY
