@@ -243,7 +243,7 @@ def _cut_parts(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _choose(value: str, known: Sequence[str]) -> str:
-    """Return a value that is one of `known`, else the first of them."""
+    """Return the value if `known` has the value, else the first of `known`."""
     return value if value in known else known[0]
 
 

@@ -96,7 +96,7 @@ def read_reference(text: str) -> Reference:
 
 
 class A2aAdapter:
-    """The adapter for one agent, over one connection."""
+    """The adapter for an agent, over its connection."""
 
     name = "a2a"
     grace = CANCEL_ASK_SECONDS + TERM_SECONDS + MARGIN_SECONDS

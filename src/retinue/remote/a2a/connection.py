@@ -52,7 +52,7 @@ class Unreachable(RetinueError):
 
 
 class PeerConnection:
-    """The connection to an agent. The first use opens it; `close` ends it."""
+    """The connection to an agent. The first use opens the connection; `close` ends it."""
 
     def __init__(self, agent: A2aAgent) -> None:
         self.agent = agent
@@ -251,7 +251,7 @@ class PeerConnection:
 
 @contextmanager
 def refuse_malformed() -> Iterator[None]:
-    """Raise RetinueError for an answer of an agent that the SDK cannot read."""
+    """Turn the SDK's errors about malformed answers into RetinueError."""
     try:
         yield
     except MALFORMED as error:

@@ -52,8 +52,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class UpdateFold:
-    """The fold of one task's updates. `question` is the id of the agent's open question, or empty. A `task_id` given at
-    creation belongs to a task that an earlier process followed."""
+    """The fold of one task's updates. `question` is the id of the agent's open question, or empty. A task with a
+    `task_id` was followed by an earlier process."""
 
     def __init__(self, task_id: str = "") -> None:
         self.task_id = task_id
@@ -74,7 +74,7 @@ class UpdateFold:
         self._count = 0
 
     def mark_ended(self) -> None:
-        """Record that the task has ended, for an ending that is read elsewhere."""
+        """Record the end of the task, for an ending read by the adapter."""
         self.has_ended = True
 
     @property
@@ -160,7 +160,7 @@ class UpdateFold:
                 yield from self._end("done", "")
 
     def _ask(self, text: str) -> Iterator[Report]:
-        """Report the agent's question, unless it is already open. It takes the place of an earlier question."""
+        """Report the agent's question in place of an earlier question, unless the question is already open."""
         if self.question and text == self._question_text:
             return
         yield from self._withdraw_question()
@@ -170,7 +170,7 @@ class UpdateFold:
         yield Report(STARTED, ApprovalAsked(name, name, INPUT_REQUIRED, {"question": text}, preview=text))
 
     def _withdraw_question(self) -> Iterator[Report]:
-        """Report that the agent no longer waits for the answer to its question."""
+        """Close the open question of an agent without an answer, because the agent has gone on."""
         name, self.question = self.question, ""
         if name:
             yield Report(STARTED, ApprovalDecided(name, name, allowed=False, reason=WENT_ON))
@@ -295,7 +295,7 @@ class UpdateFold:
 
 
 def _shorten_name(name: str) -> str:
-    """Return a short name in place of a long one, different for each long one."""
+    """Return a short name in place of a long name. Different names stay different."""
     return name if len(name) <= NAME_CHARACTERS else sha256(name.encode("utf-8", "replace")).hexdigest()
 
 

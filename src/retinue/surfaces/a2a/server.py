@@ -1,6 +1,6 @@
 """The A2A server: the SDK's routes behind the gate, on uvicorn.
 
-`retinue a2a serve` creates it with the Control that runs the tasks. It serves the agent card of its profile.
+`retinue a2a serve` creates the server with the Control of the tasks. The server offers the agent card of its profile.
 """
 
 from __future__ import annotations

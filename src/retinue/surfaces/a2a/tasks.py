@@ -120,7 +120,7 @@ class ServedTasks:
     # Following
 
     def follow(self, task: ServedTask) -> None:
-        """Follow a task that was started or resumed here, until it ends."""
+        """Follow a task until its end, after starting or resuming the task here."""
         follower = self._followers[task.tree] = Follower(TaskView(task, self._options))
         self._owner.start(self._follow(task.tree, follower))
 
