@@ -19,12 +19,12 @@ from retinue.core.events import Delta, Event, encode_event
 from retinue.protocol import inherited_limits
 from retinue.protocol.control import decode_item, encode_delta
 from retinue.protocol.peer_events import strip_event
+from retinue.protocol.strict_json import MAX_DIGITS
 
 EXTENSION = "urn:retinue:a2a:runs:1"
 AFTER_HEADER = "Retinue-After"
 ASKED, ANSWERED = "approval.asked", "approval.answer"
 PATH_KEY, RUN_KEY = "retinue/path", "retinue/run"
-MOST_DIGITS = 18
 MOST_PREVIEW = 64 * 1024
 
 
@@ -47,7 +47,7 @@ def read_command_metadata(metadata: object) -> int:
 
 def read_number(text: object) -> int | None:
     """Parse a number that the peer sent as text. Return None for any other value."""
-    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS:
+    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS:
         return int(text)
     return None
 
