@@ -125,6 +125,15 @@ async def test_a_malformed_answer_of_an_agent_is_its_failure(tmp_path: Path, res
     assert ending.partial == ("so far" if first else "")
 
 
+async def test_an_ending_counts_although_its_task_cannot_be_read(tmp_path: Path) -> None:
+    task = json.dumps({"jsonrpc": "2.0", "id": 1, "result": WORKING["task"]}).encode()
+    answers = encode_stream(WORKING), task, encode_stream(DONE), b'{"jsonrpc": "2.0", "id": 1, "result": 5}'
+    async with serve_answers(*answers) as (url, called):
+        ending = await run_once(tmp_path, url)
+    assert called == ["SendStreamingMessage", "GetTask", "SubscribeToTask", "GetTask"]
+    assert ending.status == "done"
+
+
 async def test_data_that_is_no_json_is_named_in_the_answer(tmp_path: Path) -> None:
     data = b'{"artifactUpdate": {"taskId": "t", "artifact": {"artifactId": "a", "parts": [{"data": {"x": NaN}}]}}}'
     async with serve_answers(encode_stream(WORKING, data, DONE)) as (url, _):

@@ -50,7 +50,7 @@ from retinue.protocol.a2a import (
     read_event_metadata,
 )
 from retinue.protocol.notices import remove_plans
-from retinue.remote.a2a.connection import PeerConnection, Unreachable, refuse_malformed
+from retinue.remote.a2a.connection import MALFORMED, PeerConnection, Unreachable, refuse_malformed
 from retinue.remote.a2a.updates import ENDINGS, UpdateFold
 from retinue.remote.port import STARTED, Capabilities, RemoteRequest, Report, Undelivered, make_report
 
@@ -281,7 +281,7 @@ class A2aRun:
                 SubscribeToTaskRequest(id=self._known.task), context=await self._make_context()
             ):
                 if update.HasField("status_update") and update.status_update.status.state in ENDINGS:
-                    with suppress(A2AError, httpx.HTTPError):  # then the update has to do
+                    with suppress(A2AError, httpx.HTTPError, *MALFORMED):  # then the update has to do
                         yield StreamResponse(task=await self._look_up(client))
                 yield update
         except (UnsupportedOperationError, MethodNotFoundError):
