@@ -40,9 +40,12 @@ def make_command_metadata(run: str) -> dict[str, Any]:
     return {RUN_KEY: run}
 
 
-def read_command_metadata(metadata: object) -> int:
-    """Return the number of the run that a message or a cancel is for. The default is 0, the task itself."""
-    return read_number(metadata.get(RUN_KEY) if isinstance(metadata, Mapping) else None) or 0
+def read_command_metadata(metadata: object) -> int | None:
+    """Return the number of the run that a message or a cancel is for. The default is 0, the task itself. Return None
+    for an invalid number."""
+    if not isinstance(metadata, Mapping) or RUN_KEY not in metadata:
+        return 0
+    return read_number(metadata[RUN_KEY])
 
 
 def read_number(text: object) -> int | None:

@@ -23,6 +23,7 @@ from a2a.types import (
 )
 from a2a.utils.errors import (
     ContentTypeNotSupportedError,
+    InvalidParamsError,
     TaskNotCancelableError,
     TaskNotFoundError,
     UnsupportedOperationError,
@@ -152,6 +153,21 @@ async def test_words_for_a_task_at_work_steer_it_and_an_ended_one_says_how_to_go
             await ask(client, "more", task_id=task)
     assert steered.task.id == task == rest[-1].status_update.task_id
     assert [part.text for message in steered.task.history for part in message.parts] == ["hang", "left, not right"]
+
+
+@pytest.mark.parametrize("run", ["-1", "x", 1])
+async def test_a_command_for_a_run_that_has_no_number_reaches_nothing(tmp_path: Path, run: object) -> None:
+    """Above all, it does not cancel the whole task."""
+    metadata = {EXTENSION: {"retinue/run": run}}
+    async with serve(tmp_path, make_argocd(HANGS)) as server, connect(server) as client:
+        task, _ = await follow_until_working(client, "hang")
+        with pytest.raises(InvalidParamsError, match="must be the number of a run"):
+            await client.cancel_task(CancelTaskRequest(id=task, metadata=metadata))
+        request = make_request("go on", task_id=task)
+        request.message.metadata.update(metadata)
+        with pytest.raises(InvalidParamsError, match="must be the number of a run"):
+            [_ async for _ in client.send_message(request)]
+        assert (await client.get_task(GetTaskRequest(id=task))).status.state != TaskState.TASK_STATE_CANCELED
 
 
 async def test_words_and_answers_that_come_again_after_a_kill_count_once(tmp_path: Path) -> None:

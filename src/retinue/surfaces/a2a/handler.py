@@ -73,6 +73,7 @@ from retinue.protocol import inherited_limits
 from retinue.protocol.a2a import (
     AFTER_HEADER,
     EXTENSION,
+    RUN_KEY,
     ApprovalAnswer,
     read_approval_answer,
     read_command_metadata,
@@ -378,7 +379,7 @@ class TaskHandler(RequestHandler):
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
         task = self._find(params.id, context)
         view = await self._tasks.read_view(task)
-        run = read_command_metadata(MessageToDict(params.metadata).get(EXTENSION))
+        run = _read_run(params.metadata)
         if view.ending is not None or not await self._control.cancel(task.tree, run):
             raise TaskNotCancelableError(f"the task {task.tree} has ended already, or is ending")
         if run == 0:
@@ -485,7 +486,7 @@ def read_message(params: SendMessageRequest, headers: Mapping[str, str]) -> Clie
         files=tuple(files),
         answers=tuple(answers),
         caller=_read_caller(params, message, headers),
-        run=read_command_metadata(MessageToDict(message.metadata).get(EXTENSION)),
+        run=_read_run(message.metadata),
     )
 
 
@@ -535,6 +536,15 @@ def _check_id(value: str, name: str, *, required: bool = False) -> str:
     if len(value) > ID_CHARACTERS or not value.isprintable():
         raise InvalidParamsError(f"params.message.{name} must be at most {ID_CHARACTERS} printable characters")
     return value
+
+
+def _read_run(metadata: Any) -> int:
+    """Return the number of the run that a message or a cancel is for. An invalid number must not mean the whole
+    task."""
+    run = read_command_metadata(MessageToDict(metadata).get(EXTENSION))
+    if run is None:
+        raise InvalidParamsError(f"'{RUN_KEY}' must be the number of a run, as text")
+    return run
 
 
 def _read_caller(params: SendMessageRequest, message: Message, headers: Mapping[str, str]) -> Caller:
