@@ -53,6 +53,12 @@ def test_nonsense_is_nothing_left_and_never_no_limit(value: Any) -> None:
     assert money.cost is not None and money.deadline is not None
 
 
+@pytest.mark.parametrize("value", ["1e999999", "1e-999999", 1e300])
+def test_an_amount_that_has_endless_digits_is_nothing_left(value: Any) -> None:
+    caller = inherited_limits.from_meta({"retinue/cost": value})
+    assert (caller.cost, inherited_limits.to_environment(caller)) == (0, {"RETINUE_SUBAGENT_COST": "0"})
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from([*inherited_limits.to_meta(FULL), "x"]), VALUES))
 def test_whatever_a_peer_sends_narrows_at_most(meta: dict[str, Any]) -> None:

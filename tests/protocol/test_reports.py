@@ -131,6 +131,7 @@ def test_wrong_fields_are_named(changes: dict[str, Any], words: str) -> None:
         (b"\xef\xbb\xbf{}", "not JSON"),
         (b'{"a":' * 100_000, "nested too deeply"),
         (b'{"seq": ' + b"9" * 5000 + b"}", "more than 18 digits"),
+        (b'{"seq": -1e999}', "the number -1e999 is too large"),
     ],
 )
 def test_bodies_that_are_no_event(body: bytes, words: str) -> None:

@@ -51,6 +51,7 @@ from retinue.core.control import RunHandle
 from retinue.core.errors import RetinueError
 from retinue.core.events import (
     ApprovalAsked,
+    ApprovalDecided,
     Delta,
     Event,
     Inbox,
@@ -71,6 +72,8 @@ from retinue.remote.port import RemoteRequest
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import scripted
 from tests.remote.a2a_kit import Hand, Proxy, answer_as_seed, bind, make_card, run_app, say, serve_agent
+
+_INPUT = TaskState.TASK_STATE_INPUT_REQUIRED
 
 
 @asynccontextmanager
@@ -257,6 +260,44 @@ async def test_input_required_is_a_question_whose_answer_goes_back(tmp_path: Pat
                 assert (await run.send("green")).state == "queued"
         assert (await run.result()).final_response == "deployed to green"
     assert len(set(agent.contexts)) == 4
+
+
+async def test_an_answer_goes_to_the_question_that_it_was_given_to(tmp_path: Path) -> None:
+    """The user answers the first question by a message. The agent takes back the second one itself."""
+
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        if context.get_user_input() == "deploy":
+            await updater.requires_input(updater.new_agent_message([Part(text="Which cluster?")]))
+        elif context.get_user_input() == "blue":
+            await updater.update_status(_INPUT, updater.new_agent_message([Part(text="Is blue backed up?")]))
+            await updater.update_status(_INPUT, updater.new_agent_message([Part(text="Is blue backed up?")]))
+            await say(updater, "I see that it is.")
+            await updater.requires_input(updater.new_agent_message([Part(text="May I delete blue?")]))
+        else:
+            await updater.complete(updater.new_agent_message([Part(text=context.get_user_input())]))
+
+    async with serve_agent(act) as (url, agent), supervise(tmp_path) as supervisor:
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        asked: list[ApprovalAsked] = []
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                asked.append(event.body)
+                if event.body.preview == "Which cluster?":
+                    assert (await run.send("blue")).state == "queued"
+                elif event.body.preview == "May I delete blue?":
+                    first, second, third = asked
+                    assert [question.id for question in await supervisor.pending()] == [third.approval_id]
+                    for old in (first, second):
+                        assert await supervisor.answer(old.approval_id, Allow(), by="user") != "taken"
+                    assert await supervisor.answer(third.approval_id, Deny("keep it"), by="user") == "taken"
+        result = await run.result()
+        decided = bodies(await read_run(run), ApprovalDecided)
+    assert (result.final_response, agent.asked) == ("I see that it is.\nkeep it", ["deploy", "blue", "keep it"])
+    assert [(each.allowed, each.reason, each.args) for each in decided] == [
+        (True, "", {"answer": "blue"}),
+        (False, "the agent went on without an answer", None),
+        (False, "keep it", None),
+    ]
 
 
 async def test_cancel_stops_the_task_and_words_reach_it(tmp_path: Path) -> None:
@@ -523,6 +564,7 @@ BAD_CARDS = [
     (lambda url: Response(b"<html>"), "cannot be read: the body is not JSON"),
     (lambda url: Response(b'{"a":1,"a":2}'), "is given twice"),
     (lambda url: Response(b"[" * 300), "cannot be read"),
+    (lambda url: Response(b'{"version": 1e999}'), "1e999 is too large"),
     (lambda url: JSONResponse({"skills": "none", "supportedInterfaces": 5}), "is not an agent card"),
     (lambda url: Response(b"x", headers={"content-encoding": "gzip"}), "compressed"),
     (lambda url: Response(status_code=500), "HTTP status 500"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError
 from retinue.core.ports import Log, LogReader
-from retinue.core.traces import FindOrigin, Telemetry, TraceOrigin
+from retinue.core.traces import FindOrigin, Telemetry, TraceOrigin, baggage_of, traceparent_of
 from retinue.files.atomic import replace_file
 from retinue.files.content import read_small_file
 from retinue.files.opening import RefusedFile
@@ -130,10 +130,9 @@ def describe_telemetry() -> str:
 
 
 def _read_environment_trace() -> TraceOrigin:
-    from retinue.protocol.inherited_limits import from_environment
+    from retinue.protocol.inherited_limits import BAGGAGE, TRACE
 
-    caller = from_environment(os.environ)
-    return TraceOrigin(caller.traceparent, caller.baggage)
+    return TraceOrigin(traceparent_of(os.environ.get(TRACE, "")), baggage_of(os.environ.get(BAGGAGE, "")))
 
 
 def _with_failpoint(log: Log) -> Log:

@@ -19,12 +19,12 @@ from retinue.core.events import Delta, Event, encode_event
 from retinue.protocol import inherited_limits
 from retinue.protocol.control import decode_item, encode_delta
 from retinue.protocol.peer_events import strip_event
+from retinue.protocol.strict_json import MAX_DIGITS
 
 EXTENSION = "urn:retinue:a2a:runs:1"
 AFTER_HEADER = "Retinue-After"
 ASKED, ANSWERED = "approval.asked", "approval.answer"
 PATH_KEY, RUN_KEY = "retinue/path", "retinue/run"
-MOST_DIGITS = 18
 MOST_PREVIEW = 64 * 1024
 
 
@@ -35,24 +35,22 @@ def make_request_metadata(caller: Caller, path: str) -> dict[str, Any]:
     return {**{key: str(value) for key, value in inherited_limits.to_meta(caller).items()}, PATH_KEY: path}
 
 
-def read_request_metadata(metadata: Mapping[str, Any]) -> Caller:
-    """Return the remaining limits of the requesting run. An invalid value counts as nothing left."""
-    return inherited_limits.from_meta(metadata)
-
-
 def make_command_metadata(run: str) -> dict[str, Any]:
     """Return the metadata of a message or a cancel for run number `run` of the peer's tree."""
     return {RUN_KEY: run}
 
 
-def read_command_metadata(metadata: object) -> int:
-    """Return the number of the run that a message or a cancel is for. The default is 0, the task itself."""
-    return read_number(metadata.get(RUN_KEY) if isinstance(metadata, Mapping) else None) or 0
+def read_command_metadata(metadata: object) -> int | None:
+    """Return the number of the run that a message or a cancel is for. The default is 0, the task itself. Return None
+    for an invalid number."""
+    if not isinstance(metadata, Mapping) or RUN_KEY not in metadata:
+        return 0
+    return read_number(metadata[RUN_KEY])
 
 
 def read_number(text: object) -> int | None:
     """Parse a number that the peer sent as text. Return None for any other value."""
-    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS:
+    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS:
         return int(text)
     return None
 

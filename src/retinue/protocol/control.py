@@ -102,7 +102,7 @@ class PlanApplyRequest(Arguments, frozen=True):
 
 
 class ApplyPlannedRequest(Arguments, frozen=True):
-    """A request to apply what was planned. `digest` is that of the plan as shown."""
+    """A request to apply a plan. `digest` is the digest of the plan as shown."""
 
     tree: TreeId
     runs: list[int]

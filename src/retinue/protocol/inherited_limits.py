@@ -18,6 +18,7 @@ import msgspec
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.traces import baggage_of, traceparent_of
 from retinue.protocol.reports import LONGEST_ID
+from retinue.protocol.strict_json import MAX_DIGITS
 
 DEPTH, DEADLINE = "RETINUE_SUBAGENT_DEPTH", "RETINUE_SUBAGENT_DEADLINE"
 TOKENS, COST = "RETINUE_SUBAGENT_TOKENS", "RETINUE_SUBAGENT_COST"
@@ -31,7 +32,7 @@ KEYS = {
 TRACE_KEY, BAGGAGE_KEY = "traceparent", "baggage"
 ASKER_KEY = "retinue/askerRunIDs"  # in a question: the ids of the run that asks
 PARENT_KEY, ROOT_KEY = "retinue/parentRunID", "retinue/rootRunID"
-_WHOLE = re.compile(r"\d{1,18}", re.ASCII)
+_WHOLE = re.compile(rf"\d{{1,{MAX_DIGITS}}}", re.ASCII)
 
 
 def make_run_id(tree: str, run: int) -> str:
@@ -52,8 +53,9 @@ def from_environment(environ: Mapping[str, str]) -> Caller:
 
 def read_process_limits(environ: Mapping[str, str]) -> Caller:
     """Return the limits of a whole process, without its trace, which a tree joins only on request."""
-    found = msgspec.structs.replace(from_environment(environ), traceparent="", baggage="")
-    return NOBODY if found == NOBODY else found
+    if not any(environ.get(variable) for _, variable in KEYS.values()):
+        return NOBODY
+    return msgspec.structs.replace(from_environment(environ), traceparent="", baggage="")
 
 
 def to_meta(caller: Caller) -> dict[str, Any]:
@@ -103,7 +105,8 @@ def _parse_amount(value: Any) -> Decimal:
         amount = Decimal(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
     except (InvalidOperation, ValueError):
         amount = None
-    return amount if amount is not None and amount.is_finite() and amount > 0 else Decimal(0)
+    is_usual = amount is not None and amount.is_finite() and amount > 0 and abs(amount.adjusted()) < MAX_DIGITS
+    return amount if amount is not None and is_usual else Decimal(0)
 
 
 _PARSERS = {"depth": _parse_whole, "deadline": _parse_number, "tokens": _parse_whole, "cost": _parse_amount}

@@ -6,6 +6,7 @@ Does no I/O. Used for data from other processes, such as control requests and re
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -39,7 +40,13 @@ def decode_body(body: bytes, shape: type[T]) -> T:
     """Decode a body as `shape`. Raises InvalidBody and nothing else."""
     try:
         text = body.decode()
-        value = json.loads(text, object_pairs_hook=_make_object, parse_constant=_refuse_constant, parse_int=_parse_int)
+        value = json.loads(
+            text,
+            object_pairs_hook=_make_object,
+            parse_constant=_refuse_constant,
+            parse_int=_parse_int,
+            parse_float=_parse_float,
+        )
         if "\\" in text:  # a lone surrogate can only appear as an escape
             json.dumps(value, ensure_ascii=False).encode()
         _check_depth(value, MAX_DEPTH)
@@ -80,6 +87,13 @@ def _parse_int(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise InvalidBody(f"a number has more than {MAX_DIGITS} digits")
     return int(digits)
+
+
+def _parse_float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise InvalidBody(f"the number {text[:MAX_NAME]} is too large")
+    return number
 
 
 def _check_depth(value: Any, left: int) -> None:

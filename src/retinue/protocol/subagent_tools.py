@@ -7,7 +7,6 @@ out the commands. This module knows neither the supervisor nor a surface.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, RunRef
 from retinue.core.ports import STATUS_FILE, Receipt, RunSummary, SpawnedRun
-from retinue.protocol.subagents import OPERATION, describe_status, make_blocking_reply
+from retinue.protocol.subagents import OPERATION, describe_status, is_float, make_blocking_reply
 
 Reply = dict[str, Any]
 Schema = dict[str, Any]
@@ -179,7 +178,7 @@ class KnownRun:
         return self.row.result is not None
 
     def to_spawned_run(self, folder: str) -> SpawnedRun:
-        """Return this run as the spawn tools see it. `folder` is its folder, or '' if it has no status file."""
+        """Return this run as the spawn tools see runs. `folder` is the run's folder, or '' if it has no status file."""
         row = self.row
         ref = RunRef(
             tree=self.tree,
@@ -237,7 +236,7 @@ class SubagentScope(Protocol):
         """Return a page of the runs that the caller can name, its own first, and how many runs come after the page."""
 
     async def list_direct(self) -> list[KnownRun]:
-        """Return the runs that the caller started itself, in the order it started them."""
+        """Return the runs started by the caller itself, in the order of their starts."""
 
     async def look_again(self, known: KnownRun) -> KnownRun: ...
 
@@ -356,7 +355,7 @@ class SubagentTools:
         return {"success": True, "results": results, "running": entries, "timed_out": False, **left_out}
 
     async def cancel(self, call: Call) -> Reply:
-        """Cancel a run and wait until it has ended, so that its id can be reused at once."""
+        """Cancel a run and wait for its end. Its id can be reused at once."""
         known = await self._find(call.args)
         cancelled = await self._scope.cancel(known)
         if cancelled:
@@ -433,6 +432,6 @@ def _read_seconds(args: Mapping[str, Any]) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ToolError(f"Invalid 'timeout_seconds' type: expected number, got {type(value).__name__}")
-    if not math.isfinite(value) or value < 0:
-        raise ToolError(f"Invalid 'timeout_seconds': must be 0 or more, got {value}")
+    if not is_float(value) or value < 0:
+        raise ToolError(f"Invalid 'timeout_seconds': must be 0 or more, got {str(value)[:50]}")
     return float(value)

@@ -6,7 +6,7 @@ Shared by the tool that a model calls and by every protocol that offers the same
 from __future__ import annotations
 
 import copy
-import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -135,8 +135,8 @@ def _read_task(index: int, value: Any, *, refine: bool) -> tuple[str | None, Tas
     if unknown:
         raise ToolError(f"Task at index {index} has unknown field '{unknown[0]}'. Known fields: {', '.join(known)}")
     timeout = _read_field(index, value, "timeout_seconds", (int, float), "number")
-    if timeout is not None and not math.isfinite(timeout):
-        raise ToolError(f"Task at index {index} has invalid 'timeout_seconds': must be finite, got {timeout}")
+    if timeout is not None and not is_float(timeout):
+        raise ToolError(f"Task at index {index} has invalid 'timeout_seconds': must be finite, got {str(timeout)[:50]}")
     paths = _read_field(index, value, "context_paths", (list,), "list") or ()
     for place, path in enumerate(paths):
         if not isinstance(path, str):
@@ -168,6 +168,11 @@ def _read_flag(index: int, value: dict[str, Any], key: str) -> bool:
     if not isinstance(found, bool):
         raise ToolError(f"Task at index {index} has invalid '{key}' type: expected boolean, got {_name_type(found)}")
     return found
+
+
+def is_float(number: float) -> bool:
+    """Return True for a number in the range of a float. Whole numbers may be larger."""
+    return -sys.float_info.max <= number <= sys.float_info.max
 
 
 def _name_type(value: Any) -> str:

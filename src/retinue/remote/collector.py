@@ -44,6 +44,7 @@ from retinue.remote.validator import NAMELESS, Bounds, Rejected, clean_name
 MOST_CONNECTIONS = 1024
 BOUNDS = Bounds()
 SWEPT = 4096
+MOST_OPEN_CALLS = 1000  # whose duration is measured, per run
 IDLE_SECONDS = 120.0
 END = "subagent_end"
 OURS = "\0"  # prefix of the keys of our own runs: no id of a server has a control character in it
@@ -168,7 +169,8 @@ class _ReportedRun:
         name = event.tool_name or ""
         self.call_count += 1
         call_id = event.call_id or f"call-{self.call_count}"
-        self.open_calls.append((call_id, name, monotonic()))
+        if len(self.open_calls) < MOST_OPEN_CALLS:
+            self.open_calls.append((call_id, name, monotonic()))
         args, raw = read_arguments(payload)
         timeout = event.execution_timeout_seconds
         return ToolCall(call_id, name, args, RUNTIME, timeout_seconds=timeout or None, raw=raw)
@@ -218,8 +220,8 @@ class LoopbackCollector(Listener):
         self._secrets: list[str] = []
         self._runs: dict[str, _ReportedRun] = {}
         self._adoptions: dict[tuple[str, str], ServerAdoption] = {}
-        self._anchors: dict[tuple[str, int], str] = {}
-        self._anchored: dict[str, tuple[str, int]] = {}
+        self._callers: dict[tuple[str, int], str] = {}  # by tree and run: the id by which all servers may name the run
+        self._any_server = _Server("")  # in place of one server, for these ids
         self._tagged: dict[str, str] = {}
 
     # For code that starts and calls servers
@@ -245,14 +247,12 @@ class LoopbackCollector(Listener):
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
         """Return the limits of a run for the `_meta` of its call. They include an id of the run, below which a server
         can report runs other than the call's own."""
-        place = ref.tree, ref.run
-        anchor = self._anchors.get(place)
-        if anchor is None:
+        run_id = self._callers.get((ref.tree, ref.run))
+        if run_id is None:
             self._sweep()
-            anchor = self._anchors[place] = f"{ref.tree}-{ref.run}-{secrets.token_hex(8)}"
-            self._anchored[anchor] = place
-            self._tagged[make_caller_tag(anchor)] = anchor
-        return inherited_limits.to_meta(self._remaining.find_remaining(ref, parent_id=anchor))
+            run_id = self._callers[ref.tree, ref.run] = f"{ref.tree}-{ref.run}-{secrets.token_hex(8)}"
+            self._keep_run(run_id, _ReportedRun(self._any_server, ref.tree, ref.run))
+        return inherited_limits.to_meta(self._remaining.find_remaining(ref, parent_id=run_id))
 
     def end_call(self, run_id: str, outcome: Outcome | None) -> None:
         run = self._runs.get(run_id)
@@ -294,15 +294,14 @@ class LoopbackCollector(Listener):
 
     def _sweep(self) -> None:
         """Forget ended trees, once there are many entries."""
-        if len(self._runs) + len(self._anchors) < SWEPT:
+        if len(self._runs) < SWEPT:
             return
         is_live = self._remaining.runs.is_live
         for name in [name for name, run in self._runs.items() if not is_live(run.tree)]:
             del self._runs[name]
         self._adoptions = {place: each for place, each in self._adoptions.items() if is_live(place[1])}
-        self._anchors = {place: name for place, name in self._anchors.items() if is_live(place[0])}
-        self._anchored = {name: place for place, name in self._anchors.items()}
-        self._tagged = {make_caller_tag(name): name for name in (*self._anchored, *self._runs)}
+        self._callers = {place: name for place, name in self._callers.items() if is_live(place[0])}
+        self._tagged = {make_caller_tag(name): name for name in self._runs}
 
     # Listening
 
@@ -365,12 +364,10 @@ class LoopbackCollector(Listener):
         key = named or self._find_plain_run(server)
         if key is None:
             raise HttpError(404, UNKNOWN.format(run=event.run_id))
-        above, place = self._runs.get(key), self._anchored.get(key)
-        if above is not None and above.server is server:
-            return _ReportedRun(server, above.tree, key if self._find_status(key) == "" else above.parent)
-        if place is None:
+        above = self._runs.get(key)
+        if above is None or above.server not in (server, self._any_server):
             raise HttpError(403, NOT_YOURS.format(run=event.run_id))
-        return _ReportedRun(server, *place)
+        return _ReportedRun(server, above.tree, key if self._find_status(key) == "" else above.parent)
 
     def _find_plain_run(self, server: _Server) -> str | None:
         """Return the newest running run of the server that a plain CPE process reports, or None."""

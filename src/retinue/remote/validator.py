@@ -9,7 +9,7 @@ count once, missing reports leave a gap, and a flood ends in a gap. Pure: knows 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, TypeVar
@@ -49,6 +49,11 @@ ID_CHARACTERS = 200
 MOST_SPENT = 10**12
 MOST_TURNS = 10**6
 MOST_SANDBOX_PARTS = 32
+# The values of fields that have only certain values. The first one takes the place of any other value.
+REPLIES_TO = ("", TASK, "user", ASKER)
+TIERS = ("confirm", "observe", NOTHING_TO_RUN, USERS_OWN, QUESTION, FOREIGN)
+OUTCOMES = ("", UNKNOWN_AFTER_CRASH, INTERRUPTED)
+SOURCES = (NOTICE, ASKER, REMINDER)  # only our user is the user
 _NO_VALUES: dict[str, Any] = {"args": {}, "structured": None}
 
 Code = Literal["unknown", "ended", "parent_ended", "too_deep"]
@@ -237,13 +242,13 @@ def _cut_parts(value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part[:ID_CHARACTERS] for part in value[:MOST_SANDBOX_PARTS])
 
 
-def _choose(*known: str) -> Callable[[str], str]:
-    """Return a function that returns its value if this is one of `known`, else the first of them."""
-    return lambda value: value if value in known else known[0]
+def _choose(value: str, known: Sequence[str]) -> str:
+    """Return the value if `known` has the value, else the first of `known`."""
+    return value if value in known else known[0]
 
 
-def _limit_number(most: int) -> Callable[[int], int]:
-    return lambda value: max(0, min(value, most))
+def _limit_number(value: int) -> int:
+    return max(0, min(value, MOST_SPENT))
 
 
 def _check_seconds(value: float | None) -> float | None:
@@ -264,10 +269,6 @@ def _check_value(value: Any) -> Any:
     return None if find_problem(value) else value
 
 
-def _drop_number(value: int) -> int:
-    return 0
-
-
 Field = Callable[[Any], Any]
 FIELDS: Mapping[type[Body] | type[RemoteSpawned], Mapping[str, Field]] = {
     RemoteSpawned: {
@@ -283,12 +284,12 @@ FIELDS: Mapping[type[Body] | type[RemoteSpawned], Mapping[str, Field]] = {
     RunStarted: {"sandbox": _cut_parts},
     TurnStarted: {"turn": _keep},  # checked against the turn before
     Thinking: {"text": cut_text, "type": _cut_id},
-    Message: {"text": cut_text, "final": _keep, "host": _keep, "replies_to": _choose("", TASK, "user", ASKER)},
+    Message: {"text": cut_text, "final": _keep, "host": _keep, "replies_to": lambda value: _choose(value, REPLIES_TO)},
     ToolCall: {
         "call_id": _cut_id,
         "name": _cut_id,
         "args": _check_args,
-        "tier": _choose("confirm", "observe", NOTHING_TO_RUN, USERS_OWN, QUESTION, FOREIGN),
+        "tier": lambda value: _choose(value, TIERS),
         "display_name": _cut_id,
         "waits": _keep,
         "timeout_seconds": _check_seconds,
@@ -302,8 +303,8 @@ FIELDS: Mapping[type[Body] | type[RemoteSpawned], Mapping[str, Field]] = {
         "name": _cut_id,
         "text": cut_text,
         "success": _keep,
-        "duration_ms": _limit_number(MOST_SPENT),
-        "outcome": _choose("", UNKNOWN_AFTER_CRASH, INTERRUPTED),
+        "duration_ms": _limit_number,
+        "outcome": lambda value: _choose(value, OUTCOMES),
         "sandbox": _cut_parts,
     },
     # The id becomes one of ours, and the label that of the run. Rules and digests are made here, if we ask the person.
@@ -323,15 +324,15 @@ FIELDS: Mapping[type[Body] | type[RemoteSpawned], Mapping[str, Field]] = {
         "tool": _cut_id,
         "args": _check_args,
     },
-    Inbox: {"text": cut_text, "source": _choose(NOTICE, ASKER, REMINDER)},  # only our user is the user
+    Inbox: {"text": cut_text, "source": lambda value: _choose(value, SOURCES)},
     UsageReported: {"model": _cut_id, "usage": _keep, "cost": _round_cost, "estimated": _keep},  # can be added up
-    TurnEnded: {"turn": _limit_number(MOST_TURNS)},
+    TurnEnded: {"turn": lambda value: min(_limit_number(value), MOST_TURNS)},
     Warned: {"text": cut_text, "code": _cut_id},
-    Gap: {"count": _limit_number(MOST_SPENT), "reason": cut_text},
+    Gap: {"count": _limit_number, "reason": cut_text},
     RunEnded: {
         "status": _keep,  # repaired afterwards, like the code
         "final_response": cut_text,
-        "duration_ms": _drop_number,  # measured here
+        "duration_ms": lambda value: 0,  # measured here
         "error_details": _cut_optional_text,
         "partial": cut_text,
         "structured": _check_value,

@@ -386,6 +386,20 @@ async def test_a_flood_of_bytes_ends_in_a_gap_too(tmp_path: Path, monkeypatch: p
         assert kinds == ["run.spawned", "run.started", "thinking", "thinking", "gap", "run.ended"]
 
 
+async def test_calls_without_results_take_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "MOST_OPEN_CALLS", 3)
+    async with open_collector(tmp_path) as h:
+        server = h.server()
+        run_id = server.call()
+        for number in range(5):
+            await server.post(run_id, "tool_call", toolName="grep", toolCallID=f"c{number}", payload="{}")
+        assert len(h.collector._runs[run_id].open_calls) == 3
+        for number in (4, 0):
+            await server.post(run_id, "tool_result", toolName="grep", toolCallID=f"c{number}", payload="x")
+        results = [event.body for event in await h.until("tool.result", 2) if isinstance(event.body, ToolResult)]
+        assert [(result.call_id, result.name) for result in results] == [("c4", "grep"), ("c0", "grep")]
+
+
 async def test_runs_are_not_nested_without_end(tmp_path: Path) -> None:
     async with open_collector(tmp_path) as h:
         server = h.server()

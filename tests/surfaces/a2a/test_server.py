@@ -23,6 +23,7 @@ from a2a.types import (
 )
 from a2a.utils.errors import (
     ContentTypeNotSupportedError,
+    InvalidParamsError,
     TaskNotCancelableError,
     TaskNotFoundError,
     UnsupportedOperationError,
@@ -154,6 +155,21 @@ async def test_words_for_a_task_at_work_steer_it_and_an_ended_one_says_how_to_go
     assert [part.text for message in steered.task.history for part in message.parts] == ["hang", "left, not right"]
 
 
+@pytest.mark.parametrize("run", ["-1", "x", 1])
+async def test_a_command_for_a_run_that_has_no_number_reaches_nothing(tmp_path: Path, run: object) -> None:
+    """Above all, it does not cancel the whole task."""
+    metadata = {EXTENSION: {"retinue/run": run}}
+    async with serve(tmp_path, make_argocd(HANGS)) as server, connect(server) as client:
+        task, _ = await follow_until_working(client, "hang")
+        with pytest.raises(InvalidParamsError, match="must be the number of a run"):
+            await client.cancel_task(CancelTaskRequest(id=task, metadata=metadata))
+        request = make_request("go on", task_id=task)
+        request.message.metadata.update(metadata)
+        with pytest.raises(InvalidParamsError, match="must be the number of a run"):
+            [_ async for _ in client.send_message(request)]
+        assert (await client.get_task(GetTaskRequest(id=task))).status.state != TaskState.TASK_STATE_CANCELED
+
+
 async def test_words_and_answers_that_come_again_after_a_kill_count_once(tmp_path: Path) -> None:
     """The client that lost the answer of a killed server sends its message again to the next one."""
     script: dict[str, Any] = {
@@ -272,6 +288,7 @@ BAD_BODIES = [
         (b'{"id":1,"id":2,"method":"tasks/get"}', -32700),
         (b'{"id":1,"method":"tasks/get","params":' + b"[" * 200 + b"]" * 200 + b"}", -32700),
         (b'{"id":1,"method":"tasks/get","params":{"x":NaN}}', -32700),
+        (b'{"id":1,"method":"tasks/get","params":{"x":1e999}}', -32700),
         (b'{"id":1,"method":"tasks/get","params":{"id":"\\ud800"}}', -32700),
         (b"[]", -32600),
         (b'{"id":1,"method":5}', -32600),
@@ -300,6 +317,14 @@ async def test_bad_input_gets_the_error_of_the_protocol_with_a_sentence(tmp_path
             assert (response.status_code, said["code"]) == (200, code), body
             assert said["message"] and "Traceback" not in response.text
         assert (await stream(server, body_of("message/stream", message_of("still there"))))[-1]["final"]
+
+
+async def test_a_number_that_is_too_large_is_refused_over_rest(tmp_path: Path) -> None:
+    body = b'{"message":{"role":"ROLE_USER","messageId":"m","parts":[{"data":1e999}]}}'
+    headers = {"Content-Type": "application/json", "A2A-Version": "1.0"}
+    async with serve(tmp_path, make_argocd()) as server, httpx.AsyncClient(verify=TLS) as http:
+        response = await http.post(f"{server.url}/message:send", content=body, headers=headers)
+    assert (response.status_code, response.json()["error"]["message"]) == (400, "the number 1e999 is too large")
 
 
 BAD_STREAMS: list[tuple[str, dict[str, Any], int]] = [
@@ -368,7 +393,8 @@ async def test_budgets_hold_for_a_task_and_for_the_server(tmp_path: Path) -> Non
     async with serve(tmp_path, make_argocd(script), parts=parts) as server, connect(server) as client:
         ends = [(await ask(client, "go"))[-1].status_update.status for _ in range(3)]
         with pytest.raises(UnsupportedOperationError, match="budget of 2,500 tokens of this process is spent"):
-            await ask(client, "go")
+            await ask(client, "", parts=[Part(text="go"), Part(raw=b"hello", filename="notes.txt")])
+        assert not list((tmp_path / ".retinue" / "a2a" / "files").iterdir())
     assert [end.state for end in ends] == [TaskState.TASK_STATE_FAILED] * 3
     assert "budget of 1,000 tokens" in ends[0].message.parts[0].text
 

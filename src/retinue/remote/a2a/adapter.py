@@ -35,7 +35,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Value
 
 from retinue.concurrency import RateLimit, TaskOwner
-from retinue.core.approvals import Allow, Decision
+from retinue.core.approvals import INPUT_REQUIRED, Allow, Decision
 from retinue.core.errors import Disconnected, RetinueError
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Gap, Inbox, RunEnded, RunResumed
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
@@ -50,7 +50,7 @@ from retinue.protocol.a2a import (
     read_event_metadata,
 )
 from retinue.protocol.notices import remove_plans
-from retinue.remote.a2a.connection import PeerConnection, Unreachable
+from retinue.remote.a2a.connection import MALFORMED, PeerConnection, Unreachable, refuse_malformed
 from retinue.remote.a2a.updates import ENDINGS, UpdateFold
 from retinue.remote.port import STARTED, Capabilities, RemoteRequest, Report, Undelivered, make_report
 
@@ -59,9 +59,11 @@ FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
 FIRST_TRIES = 3
 MOST_VAIN = 50  # consecutive short streams that end without a report
 MARGIN_SECONDS = 10.0
+MOST_ASKED = 1000
 UPDATE_RATE, UPDATE_BURST = 2000.0, 10_000  # per task: updates per second, and burst; a flood is held back at the agent
 FORGOTTEN = "the agent no longer knows the task: it may have been restarted; it is not called again"
 UNKNOWN_START = "the connection was lost before the agent confirmed the task; it may run there, and is not called again"
+NOT_OPEN = "the question is not open any more"
 ASKED_AGAIN = "the run was resumed at the agent, which asks again"
 NO_ENTRY = "the agent does not let us in (HTTP status {status}): {auth}"
 NO_AUTH = "no credentials are configured; give it 'auth' in retinue.yaml, or --bearer-env or --api-key-env"
@@ -94,7 +96,7 @@ def read_reference(text: str) -> Reference:
 
 
 class A2aAdapter:
-    """The adapter for one agent, over one connection."""
+    """The adapter for an agent, over its connection."""
 
     name = "a2a"
     grace = CANCEL_ASK_SECONDS + TERM_SECONDS + MARGIN_SECONDS
@@ -132,9 +134,10 @@ class A2aRun:
         self._is_asked = not is_new  # True if the message may have reached the agent
         self._can_answer = False
         self._fold = UpdateFold(reference.task)
-        self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # by id: run and open question of the other Retinue
+        self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # the other Retinue's open questions, with their runs
         self._inbox: asyncio.Queue[Report] = asyncio.Queue()
-        self._input: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._input: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # a question's id and its answer
+        self._answered = ""  # the last question with an answer
         self._confirmed = asyncio.Event()
         if reference.task:
             self._confirmed.set()
@@ -171,6 +174,8 @@ class A2aRun:
                             vain = tries = 0
                             yield report
                     why = "its stream ended before the task did"
+                    if not self._known.task and not self._known.typed:
+                        raise Disconnected(f"{UNKNOWN_START}: {why}")
                 except (Unreachable, A2AClientError, httpx.HTTPError) as error:
                     why = _explain(error)
                     tries = self._check_lost(error, tries)
@@ -222,7 +227,7 @@ class A2aRun:
     async def _read_once(self) -> AsyncGenerator[Report]:
         """Read one stream of the task to its end, of whichever kind is available."""
         await self._connection.open()
-        extension = self._connection.find_extension()
+        extension = self._connection.extension
         is_typed = extension is not None
         self._can_answer = is_typed and (extension or {}).get("approve_by") == "client"
         if is_typed != self._known.typed and not self._known.task:
@@ -257,12 +262,13 @@ class A2aRun:
             stream = client.subscribe(request, context=await self._make_context(cursor=True))
         else:
             stream = self._follow_foreign(client, streaming=streaming)
-        async with aclosing(stream):  # type: ignore[type-var]
-            async for update in stream:
-                yield update
-        if not streaming and not self._fold.has_ended and not self._fold.needs_input:
-            async for update in self._poll(client):
-                yield update
+        with refuse_malformed():
+            async with aclosing(stream):  # type: ignore[type-var]
+                async for update in stream:
+                    yield update
+            if not streaming and not self._fold.has_ended and not self._fold.needs_input:
+                async for update in self._poll(client):
+                    yield update
 
     async def _follow_foreign(self, client: Any, *, streaming: bool) -> AsyncIterator[StreamResponse]:
         """Fetch the state of a foreign task and follow it from there. When the task ends, fetch its state again: no
@@ -275,7 +281,7 @@ class A2aRun:
                 SubscribeToTaskRequest(id=self._known.task), context=await self._make_context()
             ):
                 if update.HasField("status_update") and update.status_update.status.state in ENDINGS:
-                    with suppress(A2AError, httpx.HTTPError):  # then the update has to do
+                    with suppress(A2AError, httpx.HTTPError, *MALFORMED):  # then the update has to do
                         yield StreamResponse(task=await self._look_up(client))
                 yield update
         except (UnsupportedOperationError, MethodNotFoundError):
@@ -302,10 +308,10 @@ class A2aRun:
         """Return the report that an update of another Retinue carries."""
         if not update.HasField("status_update"):
             return []
-        metadata = MessageToDict(update.status_update.metadata).get(EXTENSION)
         try:
+            metadata = MessageToDict(update.status_update.metadata).get(EXTENSION)
             found = read_event_metadata(metadata)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             return [Report(STARTED, Gap(1, "an event of the other retinue cannot be read"))]
         if found is None:
             return []
@@ -318,7 +324,10 @@ class A2aRun:
         if isinstance(body, RunResumed):
             return self._withdraw_questions(report.run)
         if isinstance(body, ApprovalAsked):
-            self._asked[body.approval_id] = report.run, body
+            if len(self._asked) < MOST_ASKED:
+                self._asked[body.approval_id] = report.run, msgspec.structs.replace(body, args={}, preview="")
+        elif isinstance(body, ApprovalDecided):
+            self._asked.pop(body.approval_id, None)
         elif isinstance(body, RunEnded) and report.run == STARTED:
             self._fold.mark_ended()
             body = msgspec.structs.replace(body, final_response=remove_plans(body.final_response))
@@ -375,8 +384,9 @@ class A2aRun:
 
     async def _wait_for_input(self) -> str:
         """Wait, without a timeout, for the user's answer to the agent's question."""
-        text = await self._input
-        self._input = asyncio.get_running_loop().create_future()
+        question = text = ""
+        while question != self._fold.question:  # the agent has asked again before the answer was sent
+            question, text = await self._input.get()
         self._fold.mark_answered()
         self._seen_at = time.monotonic()
         return text
@@ -386,8 +396,11 @@ class A2aRun:
     async def send(self, run: str, text: str) -> None:
         if run != STARTED and not self._known.typed:
             raise Undelivered("only the task itself can receive messages, not the runs below it")
-        if self._fold.needs_input:
-            self._give_input(text)
+        question = self._fold.question
+        if question:
+            self._give_input(question, text)
+            given = ApprovalDecided(question, question, allowed=True, tool=INPUT_REQUIRED, args={"answer": text})
+            self._inbox.put_nowait(Report(STARTED, given))
         else:
             await self._tell([Part(text=text)], run)
         if not self._known.typed:
@@ -395,18 +408,19 @@ class A2aRun:
 
     async def answer(self, run: str, approval_id: str, decision: Decision) -> None:
         if not self._known.typed:
-            self._give_input(_format_decision(decision))
+            self._give_input(approval_id, _format_decision(decision))
             return
         if approval_id not in self._asked:
-            raise Undelivered("the question is not open any more")
+            raise Undelivered(NOT_OPEN)
         _, asked = self._asked.pop(approval_id)
         answer = Part(data=ParseDict(make_answer(approval_id, asked.digest, decision), Value()))
         await self._tell([answer], repeats=True)
 
-    def _give_input(self, text: str) -> None:
-        if self._input.done():
-            raise Undelivered("the agent has an answer already")
-        self._input.set_result(text)
+    def _give_input(self, question: str, text: str) -> None:
+        if question in (self._answered, "") or question != self._fold.question:
+            raise Undelivered(NOT_OPEN)
+        self._answered = question
+        self._input.put_nowait((question, text))
 
     async def _tell(self, parts: list[Part], run: str = STARTED, *, repeats: bool = False) -> None:
         """Send a message to the task, or to a run below it, during its stream. `repeats` sends it again while the
@@ -423,13 +437,14 @@ class A2aRun:
         post = partial(self._post, request)
         try:
             await (self._repeat(post) if repeats else post())
-        except (A2AError, RetinueError, httpx.HTTPError, ValueError) as error:
+        except (A2AError, RetinueError, httpx.HTTPError) as error:
             raise Undelivered(_explain(error)) from None
 
     async def _post(self, request: SendMessageRequest) -> None:
         client = await self._connection.get_client(streaming=False)
-        async for _ in client.send_message(request, context=await self._make_context()):
-            return
+        with refuse_malformed():
+            async for _ in client.send_message(request, context=await self._make_context()):
+                return
 
     def cancel(self, run: str) -> None:
         if run != STARTED and not self._known.typed:
@@ -451,9 +466,12 @@ class A2aRun:
             request = CancelTaskRequest(id=self._known.task)
             if run != STARTED:
                 request.metadata.update({EXTENSION: make_command_metadata(run)})
-            return await client.cancel_task(request, context=await self._make_context())
+            with refuse_malformed():
+                return await client.cancel_task(request, context=await self._make_context())
 
-        with suppress(A2AError, TimeoutError):  # the task has ended meanwhile, or cannot be cancelled or reached
+        with suppress(
+            A2AError, RetinueError, TimeoutError
+        ):  # the task has ended meanwhile, or cannot be cancelled or reached
             async with asyncio.timeout(A2aAdapter.grace):
                 await self._confirmed.wait()
                 task = await self._repeat(cancel_task)

@@ -10,7 +10,8 @@ import asyncio
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,11 +33,13 @@ from retinue.protocol.strict_json import InvalidBody, decode_body
 
 CARD_BYTES = 256 * 1024
 ANSWER_BYTES = 16 * 1024 * 1024
-LINE_BYTES = 4 * EVENT_BYTES
+STREAM_EVENT_BYTES = 4 * EVENT_BYTES
+EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")  # an empty line
 TOKEN_BYTES = 64 * 1024
 TOKEN_MARGIN_SECONDS = 30.0
 CARD_SECONDS = 300.0
 MOST_SHOWN = 200
+MALFORMED = (ParseError, ValueError, TypeError, AttributeError, KeyError, RecursionError)  # raised by the SDK
 BINDINGS: list[str] = [TransportProtocol.JSONRPC, TransportProtocol.HTTP_JSON]
 OTHER_HOST = (
     "the card of {url} sends us to {host}, which is not allowed: "
@@ -49,7 +52,7 @@ class Unreachable(RetinueError):
 
 
 class PeerConnection:
-    """The connection to an agent. The first use opens it; `close` ends it."""
+    """The connection to an agent. The first use opens the connection; `close` ends it."""
 
     def __init__(self, agent: A2aAgent) -> None:
         self.agent = agent
@@ -57,6 +60,7 @@ class PeerConnection:
             hide_secret(os.environ.get(name, "").strip())
         self._http: httpx.AsyncClient | None = None
         self._card: AgentCard | None = None
+        self.extension: dict[str, Any] | None = None  # the parameters of ours, if the agent is another Retinue
         self._fetched_at = 0.0
         self._token, self._expires_at = "", 0.0
         self._clients: dict[bool, Client] = {}
@@ -79,12 +83,14 @@ class PeerConnection:
         try:
             data = await self._read_bounded("GET", url, CARD_BYTES, headers=self._make_static_headers())
             card = parse_agent_card(decode_body(data, dict))
+            ours = [each for each in card.capabilities.extensions if each.uri == EXTENSION]
+            extension = dict(MessageToDict(ours[0].params)) if ours else None
         except InvalidBody as error:
             raise RetinueError(f"the card of {self.agent.url} cannot be read: {error}") from None
-        except (ParseError, ValueError, TypeError, AttributeError, KeyError) as error:
+        except MALFORMED as error:
             raise RetinueError(f"the card of {self.agent.url} is not an agent card: {_shorten(error)}") from None
         self._check_card(card)
-        self._card, self._fetched_at = card, time.monotonic()
+        self._card, self.extension, self._fetched_at = card, extension, time.monotonic()
         self._clients.clear()
 
     def forget_card(self) -> None:
@@ -107,13 +113,6 @@ class PeerConnection:
         assert self._card is not None
         return self._card
 
-    def find_extension(self) -> dict[str, Any] | None:
-        """Return the parameters of our extension, or None if the agent is not a Retinue."""
-        for each in self.card.capabilities.extensions:
-            if each.uri == EXTENSION:
-                return dict(MessageToDict(each.params))
-        return None
-
     async def inspect(self) -> AgentReport:
         """Fetch and check the card, get a token if needed, and return the facts about the agent."""
         card = await self.open()
@@ -127,7 +126,7 @@ class PeerConnection:
                 for each in card.supported_interfaces[:8]
             ),
             is_streaming=card.capabilities.streaming,
-            is_retinue=self.find_extension() is not None,
+            is_retinue=self.extension is not None,
             notes=self._list_notes(card),
         )
 
@@ -159,7 +158,7 @@ class PeerConnection:
     async def make_context(self, **more: str) -> ClientCallContext:
         """Return the headers of one call: the credentials, our extension if the agent supports it, and `more`."""
         headers = await self._make_headers()
-        if self.find_extension() is not None:
+        if self.extension is not None:
             headers["A2A-Extensions"] = EXTENSION
         return ClientCallContext(service_parameters={**headers, **more})
 
@@ -250,6 +249,15 @@ class PeerConnection:
             await self._http.aclose()
 
 
+@contextmanager
+def refuse_malformed() -> Iterator[None]:
+    """Turn the SDK's errors about malformed answers into RetinueError."""
+    try:
+        yield
+    except MALFORMED as error:
+        raise RetinueError(f"the agent sends what cannot be read: {_shorten(error)}") from None
+
+
 def _read_variable(name: str) -> str:
     value = os.environ.get(name, "").strip()
     if not value:
@@ -292,18 +300,21 @@ class _BoundedTransport(httpx.AsyncBaseTransport):
 
 
 class _BoundedStream(httpx.AsyncByteStream):
-    """A body of at most `ANSWER_BYTES`, or an event stream with lines of at most `LINE_BYTES`."""
+    """A body of at most `ANSWER_BYTES`, or an event stream with events of at most `STREAM_EVENT_BYTES`."""
 
     def __init__(self, inner: httpx.AsyncByteStream, *, is_stream: bool) -> None:
         self._inner, self._is_stream = inner, is_stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size, limit = 0, LINE_BYTES if self._is_stream else ANSWER_BYTES
+        size, limit = 0, STREAM_EVENT_BYTES if self._is_stream else ANSWER_BYTES
+        before = b""  # the end of the piece before, which may have half of the mark that ends an event
         async for piece in self._inner:
-            end = piece.rfind(b"\n") if self._is_stream else -1
-            size = size + len(piece) if end < 0 else len(piece) - end
+            data = before + piece
+            ends = [at + len(mark) for mark in EVENT_ENDS if (at := data.rfind(mark)) >= 0] if self._is_stream else []
+            size = len(data) - max(ends) if ends else size + len(piece)
             if size > limit:
                 raise httpx.RemoteProtocolError(f"the agent sends more than {limit} bytes at once")
+            before = data[-2:]
             yield piece
 
     async def aclose(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from google.protobuf.json_format import MessageToDict
 from retinue.core.approvals import INPUT_REQUIRED
 from retinue.core.events import (
     ApprovalAsked,
+    ApprovalDecided,
     Gap,
     RunEnded,
     RunStarted,
@@ -45,16 +47,18 @@ _TOLD_AGAIN = (TaskState.TASK_STATE_INPUT_REQUIRED, *ENDINGS.keys() - {TaskState
 NEEDS_LOGIN = "the agent asks its user to log in, which is not possible from here"
 BETWEEN_ARTIFACTS = "\n\n"
 UNASKED = "the agent asks for input without saying what"
+WENT_ON = "the agent went on without an answer"
 _LOG = logging.getLogger(__name__)
 
 
 class UpdateFold:
-    """The fold of one task's updates. `needs_input` is True while the agent waits for an answer. A `task_id` given at
-    creation belongs to a task that an earlier process followed."""
+    """The fold of one task's updates. `question` is the id of the agent's open question, or empty. A task with a
+    `task_id` was followed by an earlier process."""
 
     def __init__(self, task_id: str = "") -> None:
         self.task_id = task_id
-        self.needs_input = False
+        self.question = ""
+        self._question_text = ""
         self.has_ended = False
         self._has_started = bool(task_id)
         self._questions = 0
@@ -70,12 +74,17 @@ class UpdateFold:
         self._count = 0
 
     def mark_ended(self) -> None:
-        """Record that the task has ended, for an ending that is read elsewhere."""
+        """Record the end of the task, for an ending read by the adapter."""
         self.has_ended = True
+
+    @property
+    def needs_input(self) -> bool:
+        """Return True while the agent waits for an answer."""
+        return bool(self.question)
 
     def mark_answered(self) -> None:
         """Record that the agent's question has an answer."""
-        self.needs_input = False
+        self.question = ""
 
     def apply(self, update: StreamResponse) -> list[Report]:
         """Return the reports for an update."""
@@ -125,10 +134,11 @@ class UpdateFold:
         """Record a message. Return True if it is new. Messages with one id and different texts are different, because
         some agents reuse an id."""
         text = "\n".join(_list_texts(message))
-        return self._hear(f"{message.message_id}\n{text}"[:NAME_CHARACTERS])
+        return self._hear(f"{message.message_id}\n{text}")
 
     def _hear(self, name: str) -> bool:
         """Record a message or artifact that may arrive again. Return True if it is new."""
+        name = _shorten_name(name)
         is_new = name not in self._heard and len(self._heard) < MOST_HEARD
         if is_new:
             self._heard.add(name)
@@ -136,21 +146,34 @@ class UpdateFold:
 
     def _apply_status(self, status: TaskStatus, texts: list[str]) -> Iterator[Report]:
         state = status.state
-        self.needs_input = state == TaskState.TASK_STATE_INPUT_REQUIRED
-        if self.needs_input:
-            self._questions += 1
-            text = "\n".join(texts) or UNASKED
-            name = f"input-{self._questions}"
-            yield Report(STARTED, ApprovalAsked(name, name, INPUT_REQUIRED, {"question": text}, preview=text))
+        if state == TaskState.TASK_STATE_INPUT_REQUIRED:
+            yield from self._ask("\n".join(texts) or UNASKED)
         elif state == TaskState.TASK_STATE_AUTH_REQUIRED:
             yield from self._end("failed", NEEDS_LOGIN)
         elif state in ENDINGS and state != TaskState.TASK_STATE_COMPLETED:
             yield from self._end(ENDINGS[state], "\n".join(texts))
         else:
+            yield from self._withdraw_question()
             for text in texts:
                 yield from self._take_text(text)
             if state == TaskState.TASK_STATE_COMPLETED:
                 yield from self._end("done", "")
+
+    def _ask(self, text: str) -> Iterator[Report]:
+        """Report the agent's question in place of an earlier question, unless the question is already open."""
+        if self.question and text == self._question_text:
+            return
+        yield from self._withdraw_question()
+        self._questions += 1
+        name = self.question = f"input-{self._questions}"
+        self._question_text = text
+        yield Report(STARTED, ApprovalAsked(name, name, INPUT_REQUIRED, {"question": text}, preview=text))
+
+    def _withdraw_question(self) -> Iterator[Report]:
+        """Close the open question of an agent without an answer, because the agent has gone on."""
+        name, self.question = self.question, ""
+        if name:
+            yield Report(STARTED, ApprovalDecided(name, name, allowed=False, reason=WENT_ON))
 
     def _take_text(self, text: str) -> Iterator[Report]:
         notice = self._parse_notice(text)
@@ -175,7 +198,7 @@ class UpdateFold:
             if notice is not None:
                 yield from self._show_notice(notice)
             return
-        name = artifact.artifact_id
+        name = _shorten_name(artifact.artifact_id)
         if name not in self._artifacts and len(self._artifacts) >= MOST_ARTIFACTS:
             return
         before = self._artifacts.get(name, "")
@@ -271,6 +294,11 @@ class UpdateFold:
         yield Report(STARTED, RunEnded(status, text, 0, error_details=text or None, partial=partial))
 
 
+def _shorten_name(name: str) -> str:
+    """Return a short name in place of a long name. Different names stay different."""
+    return name if len(name) <= NAME_CHARACTERS else sha256(name.encode("utf-8", "replace")).hexdigest()
+
+
 def _list_texts(message: Message) -> list[str]:
     return [part.text for part in message.parts if part.WhichOneof("content") == "text" and part.text]
 
@@ -286,7 +314,10 @@ def _join_texts(parts: Iterable[Part]) -> str:
             case "text":
                 piece = part.text
             case "data":
-                piece = msgspec.json.encode(MessageToDict(part.data), order="sorted").decode()
+                try:
+                    piece = msgspec.json.encode(MessageToDict(part.data), order="sorted").decode()
+                except ValueError:  # NaN or Infinity
+                    piece = "[data that is not JSON]"
             case "raw" | "url":
                 piece = f"[a file: {part.filename or part.media_type or 'unnamed'}]"
             case _:

@@ -69,19 +69,20 @@ from retinue.core.traces import traceparent_of
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder
 from retinue.log.questions import find_closing
+from retinue.protocol import inherited_limits
 from retinue.protocol.a2a import (
     AFTER_HEADER,
     EXTENSION,
+    RUN_KEY,
     ApprovalAnswer,
     read_approval_answer,
     read_command_metadata,
     read_number,
-    read_request_metadata,
 )
 from retinue.surfaces.a2a.gate import ANONYMOUS, GONE
 from retinue.surfaces.a2a.options import OperatorScreen, ServerOptions
 from retinue.surfaces.a2a.streams import ServedTask, StreamFold, TaskView, Update, find_state
-from retinue.surfaces.a2a.tasks import SURFACE, ServedTasks
+from retinue.surfaces.a2a.tasks import SURFACE, ServedTasks, remove_files
 
 CANCEL_SECONDS = 40.0
 FILES_NOTE = "Files of this message are in your workspace: {names}"
@@ -172,6 +173,7 @@ class TaskHandler(RequestHandler):
                 else:
                     run = await self._control.spawn(options.profile, RunTask(text, files=files, request=request))
         except RetinueError as error:
+            await remove_files(files)
             raise UnsupportedOperationError(f"the task was not begun: {error}") from None
         task = ServedTask(run.tree, request)
         self._tasks.add(task)
@@ -377,7 +379,7 @@ class TaskHandler(RequestHandler):
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
         task = self._find(params.id, context)
         view = await self._tasks.read_view(task)
-        run = read_command_metadata(MessageToDict(params.metadata).get(EXTENSION))
+        run = _read_run(params.metadata)
         if view.ending is not None or not await self._control.cancel(task.tree, run):
             raise TaskNotCancelableError(f"the task {task.tree} has ended already, or is ending")
         if run == 0:
@@ -484,7 +486,7 @@ def read_message(params: SendMessageRequest, headers: Mapping[str, str]) -> Clie
         files=tuple(files),
         answers=tuple(answers),
         caller=_read_caller(params, message, headers),
-        run=read_command_metadata(MessageToDict(message.metadata).get(EXTENSION)),
+        run=_read_run(message.metadata),
     )
 
 
@@ -536,12 +538,21 @@ def _check_id(value: str, name: str, *, required: bool = False) -> str:
     return value
 
 
+def _read_run(metadata: Any) -> int:
+    """Return the number of the run that a message or a cancel is for. An invalid number must not mean the whole
+    task."""
+    run = read_command_metadata(MessageToDict(metadata).get(EXTENSION))
+    if run is None:
+        raise InvalidParamsError(f"'{RUN_KEY}' must be the number of a run, as text")
+    return run
+
+
 def _read_caller(params: SendMessageRequest, message: Message, headers: Mapping[str, str]) -> Caller:
     """Return the remaining limits of the calling run from our extension, or at least its trace from the `traceparent`
     header."""
     for metadata in (message.metadata, params.metadata):
         found: Any = MessageToDict(metadata).get(EXTENSION)
         if isinstance(found, dict):
-            return read_request_metadata(found).as_client()
+            return inherited_limits.from_meta(found).as_client()
     trace = traceparent_of(headers.get("traceparent", ""))
     return Caller(traceparent=trace) if trace else NOBODY

@@ -1,6 +1,6 @@
 """The A2A server: the SDK's routes behind the gate, on uvicorn.
 
-`retinue a2a serve` creates it with the Control that runs the tasks. It serves the agent card of its profile.
+`retinue a2a serve` creates the server with the Control of the tasks. The server offers the agent card of its profile.
 """
 
 from __future__ import annotations
@@ -68,40 +68,34 @@ class A2aServer:
     def __init__(self, control: Control, state: Path, options: ServerOptions, screen: OperatorScreen) -> None:
         self.control = control
         self._state, self._options, self._screen = state, options, screen
-        self._stack = AsyncExitStack()
         self._owner = TaskOwner()
 
     async def __aenter__(self) -> A2aServer:
-        try:
-            await self._open()
-        except BaseException:
-            await self._stack.aclose()
-            raise
-        return self
-
-    async def _open(self) -> None:
         options, screen = self._options, self._screen
-        bound = listen(options.host, options.port)
-        self._stack.callback(bound.close)
-        scheme = "http" if options.certificate is None else "https"
-        self.address = format_address(options.host, bound.getsockname()[1])
-        self.url = options.public_url or f"{scheme}://{self.address}"
-        self.tasks = ServedTasks(self.control, open_log_reader(self._state), options, screen)
-        self._stack.push_async_callback(self.tasks.close)
-        await self.tasks.load()
-        await self.tasks.resume()
-        handler = TaskHandler(self.control, self.tasks, options, screen, self._state / "a2a" / "files")
-        self._serve(handler, bound)
+        async with AsyncExitStack() as stack:
+            bound = listen(options.host, options.port)
+            stack.callback(bound.close)
+            scheme = "http" if options.certificate is None else "https"
+            self.address = format_address(options.host, bound.getsockname()[1])
+            self.url = options.public_url or f"{scheme}://{self.address}"
+            self.tasks = ServedTasks(self.control, open_log_reader(self._state), options, screen)
+            stack.push_async_callback(self.tasks.close)
+            await self.tasks.load()
+            await self.tasks.resume()
+            handler = TaskHandler(self.control, self.tasks, options, screen, self._state / "a2a" / "files")
+            self._serve(handler, bound, stack)
+            self._stack = stack.pop_all()
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    def _serve(self, handler: TaskHandler, bound: socket.socket) -> None:
+    def _serve(self, handler: TaskHandler, bound: socket.socket, stack: AsyncExitStack) -> None:
         """Start answering requests, until the exit stack is closed."""
         options = self._options
         for secret in options.tokens.values():
             hide_secret(secret)
-            self._stack.callback(forget_secret, secret)
+            stack.callback(forget_secret, secret)
         for name in SDK_LOGGERS:  # their tracebacks do not help the user at this terminal
             logging.getLogger(name).setLevel(logging.CRITICAL)
         hosts = self._list_hosts()
@@ -134,7 +128,7 @@ class A2aServer:
             server.should_exit = True
             await serving
 
-        self._stack.push_async_callback(stop)
+        stack.push_async_callback(stop)
 
     def _list_hosts(self) -> frozenset[str]:
         """Return the Host headers that name this server."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
@@ -120,7 +120,7 @@ class ServedTasks:
     # Following
 
     def follow(self, task: ServedTask) -> None:
-        """Follow a task that was started or resumed here, until it ends."""
+        """Follow a task until its end, after starting or resuming the task here."""
         follower = self._followers[task.tree] = Follower(TaskView(task, self._options))
         self._owner.start(self._follow(task.tree, follower))
 
@@ -138,8 +138,8 @@ class ServedTasks:
             del self._followers[tree]
             follower.notify()
             beginning = follower.view.beginning
-            for folder in {Path(file).parent for file in (beginning.files if beginning is not None else ())}:
-                await asyncio.to_thread(remove_tree, folder)
+            if beginning is not None:
+                await remove_files(beginning.files)
 
     async def resume(self) -> None:
         """Resume the tasks that were running when an earlier server was killed."""
@@ -155,3 +155,9 @@ class ServedTasks:
 
     async def close(self) -> None:
         await self._owner.close()
+
+
+async def remove_files(files: Sequence[str]) -> None:
+    """Remove the files of a client's message, with their folder."""
+    for folder in {Path(file).parent for file in files}:
+        await asyncio.to_thread(remove_tree, folder)

@@ -81,7 +81,7 @@ class Backend:
         return f"{self._command} {words}"
 
     def describe_question(self, asked: Approval) -> dict[str, str]:
-        """Return an open question and the command that answers it."""
+        """Return an open question and the command for its answer."""
         return {
             "question": format_question(asked)[:LINE_CHARACTERS],
             "answer": self.make_command(f"approve {asked.number}"),
@@ -139,8 +139,8 @@ class Backend:
 
 
 class ChangeSignal:
-    """A signal that wakes all waiting tasks on each change. `next` is a future that completes at the next change. It
-    is shared by all waiting tasks, so never cancel it."""
+    """A signal to wake all waiting tasks on each change. The future `next` completes at the next change. All waiting
+    tasks share the future, so never cancel it."""
 
     def __init__(self) -> None:
         self.next: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -175,7 +175,7 @@ class ClientSession:
             changed = self.handlers.changes.next  # taken first, so that no later change is missed
             if exchange.client.modern:
                 await self._suspend_for_input(exchange, call)
-            line = await self.handlers.describe_progress()
+            line = "" if exchange.progress_token is None else await self.handlers.describe_progress()
             due = sent_at + (PROGRESS_SECONDS if line == sent else SETTLE_SECONDS)
             if clock() >= due:
                 exchange.send_progress(line or "at work")

@@ -137,17 +137,14 @@ class Session:
         self.client: ClientInfo | None = None
         self.channel = channel
         self.exchanges: dict[object, Exchange] = {}
-        self._has_running_subagents: Callable[[], bool] = lambda: False
+        self.has_running_subagents: Callable[[], bool] = lambda: False
         self._shared = shared
         self._asked: dict[Id, asyncio.Future[dict[str, Any] | None]] = {}
         self._count = 0
 
     def follow_subagents(self, has_running: Callable[[], bool]) -> None:
         """Stay busy while `has_running` returns True."""
-        self._has_running_subagents = has_running
-
-    def has_running_subagents(self) -> bool:
-        return self._has_running_subagents()
+        self.has_running_subagents = has_running
 
     async def answer(self, request: RpcRequest, client: ClientInfo, channel: Channel) -> bytes:
         """Return the answer as bytes, or raise RpcError. A cancelled request has no answer."""

@@ -24,7 +24,9 @@ def make_error_result(text: str) -> dict[str, Any]:
 
 def _render_lines(reply: dict[str, Any]) -> Iterator[str]:
     if "summary" in reply:
-        yield _render_summary(reply["summary"])
+        counts = reply["summary"]
+        kinds = [f"{counts[kind]} {kind}" for kind in ("completed", "failed", "timeout", "cancelled") if counts[kind]]
+        yield f"{format_count(counts['total'], 'subagent')}: {', '.join(kinds)}"
     for entry in reply.get("results", ()):
         yield from _render_result(entry)
     if "result" in reply:
@@ -46,11 +48,6 @@ def _render_lines(reply: dict[str, Any]) -> Iterator[str]:
         yield reply["note"]
     if "watch" in reply:
         yield f"watch: {reply['watch']}"
-
-
-def _render_summary(summary: dict[str, int]) -> str:
-    kinds = [f"{summary[kind]} {kind}" for kind in ("completed", "failed", "timeout", "cancelled") if summary[kind]]
-    return f"{format_count(summary['total'], 'subagent')}: {', '.join(kinds)}"
 
 
 def _render_result(entry: dict[str, Any]) -> Iterator[str]:
