@@ -235,6 +235,12 @@ async def test_a_text_that_repeats_the_data_of_a_result_is_parsed_only_within_th
     assert peak < 60_000_000  # a million lists need 64 MB
 
 
+async def test_numbers_that_are_not_json_are_read_as_python_writes_them(tmp_path: Path) -> None:
+    _, events = await run({"odd": program("bad", "nan", str(tmp_path))}, turns(call("mcp__odd__one")))
+    [result] = results(events)
+    assert result.success and json.loads(result.text) == {"one": None, "two": None}
+
+
 async def test_over_http_with_a_key_that_stands_in_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CALM_SECRET", "open-sesame-1234")
     async with http_server() as url:
