@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+import retinue
 from retinue.core.events import RunEnded, ToolResult
 from retinue.core.limits import ResourceLimits
 from retinue.protocol import tool_server
-from retinue.sandbox import cgroups
+from retinue.sandbox import bubblewrap, builder, cgroups
 from retinue.sandbox.box import Box
 from retinue.sandbox.bubblewrap import Bubblewrap, probe_bubblewrap
 from retinue.sandbox.builder import SandboxUnavailable, make_probe_box
@@ -155,6 +156,19 @@ async def test_a_start_frame_that_cannot_be_sent_leaves_no_process(
 def test_the_self_check_finds_that_our_state_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bubblewrap, "_list_masks", lambda *_: [])
     with pytest.raises(SandboxUnavailable, match=r"these protections do not work here: mount$"):
+        Bubblewrap("bwrap").check_protections()
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes have a user of their own")
+def test_a_package_that_the_user_of_a_sandbox_cannot_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = Path(shutil.copytree(Path(retinue.__file__).parent, tmp_path / "retinue"))
+    closed.chmod(0o700)
+    for module in (builder, bubblewrap):
+        monkeypatch.setattr(module, "list_packages", lambda: [(str(closed), "retinue")])
+    with pytest.raises(SandboxUnavailable, match=f"Permission denied; .*: chmod -R o\\+rX {closed}$"):
         Bubblewrap("bwrap").check_protections()
 
 

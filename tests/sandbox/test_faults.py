@@ -35,7 +35,7 @@ from tests.sandbox.test_hostile import SERVES, NoProtection
 from tests.supervisor.tree.kit import bodies, call
 from tests.tools.code_mode.kit import NAME, report, served
 
-Fault = Literal["killed", "stopped", "lies"]
+Fault = Literal["killed", "stopped", "lies", "cancelled"]
 FRAMES = 34  # of the script below, both ways, when nothing goes wrong
 SAMPLE = 4
 SEED = 20261116
@@ -81,6 +81,7 @@ class FaultyChannel:
         self.count = 0
         self.processes: list[CountedProcess] = []
         self.pids: list[int] = []
+        self.cancel_run: Callable[[], object]
         self._hurrying: list[asyncio.Task[None]] = []
         self._sleeping = -1
 
@@ -89,8 +90,9 @@ class FaultyChannel:
             self._sleeping = frame.id
 
     def note_answer(self, frame: tool_server.Frame) -> None:
-        """Let the deadline of the sleeping command come, now that it runs."""
-        if isinstance(frame, tool_server.Accepted) and frame.id == self._sleeping:
+        """Let the deadline of the sleeping command come, now that it runs, unless the run is cancelled."""
+        is_cancelled = self.fault == "cancelled" and self.count >= self.at
+        if isinstance(frame, tool_server.Accepted) and frame.id == self._sleeping and not is_cancelled:
             self._hurrying.append(asyncio.create_task(pass_time(60.0)))
 
     def pass_frame(self, deliver: Callable[[Any], None]) -> None:
@@ -99,6 +101,9 @@ class FaultyChannel:
             return
         if self.fault == "lies":
             deliver(self.lie)
+            return
+        if self.fault == "cancelled":
+            self.cancel_run()
             return
         pid = self.processes[-1].find_tool_server()
         self.pids.append(pid)
@@ -178,6 +183,7 @@ async def play(
     tools = ["write", "read", "shell", "glob", NAME, served(report)]
     profile = Profile("main", model=scripted({"main": SCRIPT}), runtime="isolated", workspace="scratch", tools=tools)
     run = owner.spawner.spawn_primary(profile, Task("go"))
+    channel.cancel_run = lambda: run.stop("cancelled")
     events = [event async for event in owner.watch(run.ref.tree) if not isinstance(event, Delta)]
     log = Path(run.folders.path, "log")
     written = log.read_text() if log.exists() else ""
@@ -193,6 +199,10 @@ def check(fault: Fault, starts: int, events: list[Event], written: str) -> None:
     if fault == "lies":
         assert (ended.status, starts) == ("failed", 1)
         assert "the tool server broke the protocol" in (ended.error_details or "")
+        return
+    if fault == "cancelled":
+        assert (ended.status, starts) == ("cancelled", 1)
+        assert max(Counter(written.splitlines()).values(), default=0) <= 1
         return
     assert (ended.status, ended.final_response) == ("done", "over")
     assert set(counted) == {body.call_id for body in calls}
@@ -228,6 +238,7 @@ def _moments() -> list[Any]:
         ("stopped", None, SAMPLE),
     ]
     kinds += [("lies", lie, 1) for lie in LIES]
+    kinds += [("cancelled", None, SAMPLE)]
     moments = []
     for fault, lie, size in kinds:
         sample = set(chance.sample(range(1, FRAMES + 1), size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,16 @@ from typing import Any
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
 from retinue.core.approvals import Approval, Deny
-from retinue.core.events import RunWaiting, ToolCall, ToolResult
+from retinue.core.events import RunEnded, RunWaiting, ToolCall, ToolResult
 from retinue.core.ports import AttachedApprover
 from retinue.core.profiles import Profile, Task
 from retinue.sandbox.box import Box
-from retinue.sandbox.process import PreparedSandbox
+from retinue.sandbox.process import PreparedSandbox, Process
 from retinue.sandbox.tool_server_session import RESTARTS, ToolServerSandbox
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import scripted
-from tests.gates import Gate, pass_time
-from tests.sandbox.test_hostile import ECHO, HELLO, SERVES, NoProtection, use_sandbox
+from tests.gates import Gate, pass_time, until
+from tests.sandbox.test_hostile import CALLED, ECHO, HELLO, SERVES, NoProtection, use_sandbox
 from tests.supervisor.tree.kit import Talk, bodies, call
 
 WRITE = call("write", path="a", content="x\n")
@@ -79,6 +80,40 @@ async def test_only_one_thread_at_a_time_prepares_the_sandbox_of_a_run(tmp_path:
         await owner.close()
     assert [body.text for body in results[1:]] == ["here\n"]
     assert (builder.begun, builder.at_once) == (2, 1)
+
+
+class Lingering(Process):
+    """A process that ends when the test lets it."""
+
+    stops = 0
+    released: asyncio.Event
+
+    async def stop(self, answer: asyncio.Future[Any] | None = None) -> None:
+        Lingering.stops += 1
+        try:
+            await self.released.wait()
+        finally:
+            await super().stop(answer)
+
+
+async def test_an_interrupt_while_a_lying_tool_server_is_ended_does_not_start_another_one(tmp_path: Path) -> None:
+    lies = "say(Accepted(call.id), ResultFrame(call.id, 'fine'), Hello(VERSION)); rest()"
+    builder = NoProtection(CALLED + lies, SERVES)
+    builder.process, Lingering.released = Lingering, asyncio.Event()
+    owner = make_supervisor(Parts(Path.cwd(), mode="yes"))
+    with use_sandbox(ToolServerSandbox(builder)):
+        talk = await start_talk(owner, ECHO, "fine", ECHO, ECHO, "never")
+        assert await talk.next(RunWaiting) == RunWaiting()
+        await talk.run.send("again")
+        await until(lambda: Lingering.stops == 2)  # for the lie, and for the call that found it
+        assert await talk.interrupt() == RunWaiting("interrupted")
+        Lingering.released.set()
+        await talk.run.send("once more")
+        first: Any = (RunEnded, RunWaiting)
+        ended = await talk.next(first)
+        await owner.close()
+    assert builder.starts == 1
+    assert "the tool server broke the protocol: a second hello" in ended.error_details
 
 
 async def test_a_late_answer_to_an_interrupted_preview_does_not_break_the_protocol(tmp_path: Path) -> None:

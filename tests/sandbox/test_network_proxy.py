@@ -64,8 +64,8 @@ async def proxied(folder: Path, web: Web, hosts: Sequence[str] = HOSTS) -> Async
         asking.refused.append(body.text)
 
     proxy = RunProxy(folder, parse_hosts(hosts), emit, dialer=web)
-    await proxy.open()
     try:
+        await proxy.open()
         yield asking
     finally:
         await proxy.close()
@@ -256,6 +256,21 @@ async def test_a_connection_on_which_nothing_happens_is_closed(folder: Path, mon
         await pass_time(20)
         assert await asking == b""
         await web.closed.wait()
+
+
+@pytest.mark.parametrize("steps", range(4))
+async def test_a_proxy_whose_opening_is_cancelled_leaves_no_socket(folder: Path, steps: int) -> None:
+    watched: Any = asyncio.get_running_loop()
+    before = set(watched._selector.get_map())
+    proxy = RunProxy(folder, parse_hosts(HOSTS), print, dialer=Web({}))
+    opening = asyncio.ensure_future(proxy.open())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    opening.cancel()
+    await asyncio.wait([opening])
+    await proxy.close()
+    assert set(watched._selector.get_map()) == before
+    assert list(folder.iterdir()) == []
 
 
 def test_full_is_more_than_every_host_and_two_together_are_the_narrower() -> None:

@@ -34,6 +34,7 @@ from retinue.sandbox.builder import (
     find_python,
     find_system_program,
     list_interpreter_folders,
+    list_packages,
     make_environment,
     make_probe_box,
 )
@@ -246,6 +247,9 @@ def _explain_failure(said: str) -> str:
     """Return bubblewrap's error output in one line, with advice on how to fix the problem."""
     line = " ".join(said.split())[:300]
     text = f"bubblewrap does not work here: {line or 'it said nothing'}"
+    if LIBRARY in line:  # Python cannot read the program of the self-check
+        [folder] = [source for source, name in list_packages() if name == "retinue"]
+        return f"{text}; the user of a sandbox must be able to read retinue itself: chmod -R o+rX {folder}"
     if not any(mark in line.lower() for mark in _MARKS):
         return text
     if os.geteuid() == 0:

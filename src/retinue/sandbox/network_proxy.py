@@ -67,7 +67,8 @@ class RunProxy:
         self._pending: list[str] = []
 
     async def open(self) -> None:
-        """Listen on the socket, which only this user can open. Raises RetinueError."""
+        """Listen on the socket, which only this user can open. Raises RetinueError. Close the proxy afterwards, even if
+        this fails or is cancelled."""
         try:
             await self._listen()
         except OSError as error:
@@ -83,12 +84,15 @@ class RunProxy:
         try:
             listening.bind(f"/proc/self/fd/{folder}/{self.path.name}")
             self.path.chmod(0o600)
-            self._server = await asyncio.start_unix_server(self._accept, sock=listening, limit=MAX_HEAD_BYTES)
+            self._server = await asyncio.start_unix_server(
+                self._accept, sock=listening, limit=MAX_HEAD_BYTES, start_serving=False
+            )
         except BaseException:
             listening.close()
             raise
         finally:
             os.close(folder)
+        await self._server.start_serving()
 
     async def close(self) -> None:
         if self._server is not None:

@@ -195,11 +195,11 @@ class ToolServerSession:
                 if error is None:
                     return self._server
                 server, self._server = self._server, None
-                await server.stop()
                 if isinstance(error, Stop):
                     self._fatal = error
                 elif not server.was_stopped:
                     self._losses.append(error)
+                await server.stop()  # last, because it may be cancelled
             if self._fatal is not None:
                 raise self._fatal
             self._check_restarts()
@@ -227,8 +227,8 @@ class ToolServerSession:
         async with AsyncExitStack() as undo:
             if self._sandbox.make_proxy is not None:
                 proxy = self._sandbox.make_proxy(Path(box.outputs).parent, self._job.plan.network, self._emit)
-                await proxy.open()
                 undo.push_async_callback(proxy.close)
+                await proxy.open()
                 box = replace(box, proxy=str(proxy.path))
             frame = self._make_start_frame(box)  # before the start: it reads a folder, which may fail
             prepared = await self._prepare(box)

@@ -6,16 +6,20 @@ import asyncio
 import json
 import os
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import anyio
+import mcp_types as types
 import pytest
+from mcp.shared.message import SessionMessage
 
 import retinue
 from retinue import ConfigError, Profile
 from retinue.core.events import Warned
 from retinue.core.limits import INLINE_BYTES
-from retinue.tools.mcp.server_messages import MAX_PARTS, TOO_MANY_PARTS, explain_excess
+from retinue.tools.mcp.server_messages import MAX_PARTS, TOO_MANY_PARTS, LenientReader, explain_excess
 from tests.supervisor.tree.kit import bodies
 from tests.tools.mcp.kit import call, http_server, main, offered, program, quick_program, results, run, turns
 
@@ -195,6 +199,18 @@ async def test_a_page_of_many_wrong_tools_costs_little(tmp_path: Path) -> None:
     assert said == [large, many, *[again] * 508, f"{about}other tools are left out: 512 are enough"]
 
 
+async def test_a_page_has_only_its_used_fields_when_its_tools_are_checked() -> None:
+    """Each tool is checked together with the page, which may have a million other values."""
+    page: dict[str, Any] = {"tools": [{"name": "one", "inputSchema": {"type": "object"}}], "nextCursor": "2"}
+    more = {f"name {number}": 0 for number in range(1000)}
+    to_us, ours = anyio.create_memory_object_stream[SessionMessage | Exception](1)
+    async with to_us, LenientReader(ours, lambda: "2025-11-25") as reader:
+        message = types.JSONRPCResponse(jsonrpc="2.0", id=1, result={**page, "_meta": more, **more})
+        await to_us.send(SessionMessage(message))
+        await reader.receive()
+    assert message.result == page
+
+
 async def test_a_result_of_very_many_parts_is_cut(tmp_path: Path) -> None:
     _, events = await run({"odd": program("bad", "flood", str(tmp_path))}, turns(call("mcp__odd__one")))
     [flood] = results(events)
@@ -202,6 +218,27 @@ async def test_a_result_of_very_many_parts_is_cut(tmp_path: Path) -> None:
         "x\n[content of the type 'int' was left out: it cannot be read here]"
     )
     assert flood.text.endswith("\n[2001 more parts were left out: 1000 are enough]")
+
+
+async def test_a_text_that_repeats_the_data_of_a_result_is_parsed_only_within_the_bounds_of_a_message(
+    tmp_path: Path,
+) -> None:
+    """A text counts as one value of the message, so it can hold any number of values."""
+    tracemalloc.start()
+    try:
+        _, events = await run({"odd": program("bad", "packed", str(tmp_path))}, turns(call("mcp__odd__one")))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    [packed] = results(events)
+    assert packed.success and packed.text.startswith("[[],[],")
+    assert peak < 60_000_000  # a million lists need 64 MB
+
+
+async def test_numbers_that_are_not_json_are_read_as_python_writes_them(tmp_path: Path) -> None:
+    _, events = await run({"odd": program("bad", "nan", str(tmp_path))}, turns(call("mcp__odd__one")))
+    [result] = results(events)
+    assert result.success and json.loads(result.text) == {"one": None, "two": None}
 
 
 async def test_over_http_with_a_key_that_stands_in_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

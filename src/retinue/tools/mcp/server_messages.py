@@ -34,6 +34,7 @@ _PARTS = re.compile(rb'"[^"]*+"?|[,[{]')
 MAX_BLOCKS = 1000
 _EVENT_END = re.compile(rb"(?>\r\n|\r|\n){2}")
 _UNUSED = ("_meta", "annotations", "execution", "icons")
+_USED_OF_PAGE = frozenset({"cacheScope", "nextCursor", "resultType", "tools", "ttlMs"})
 _BLOCK: TypeAdapter[types.ContentBlock] = TypeAdapter(types.ContentBlock)
 
 
@@ -131,9 +132,11 @@ def _make_note(text: str) -> dict[str, Any]:
 
 
 def _repair_tools(tools: list[Any], page: dict[str, Any], revision: str) -> None:
-    """Replace the tools of a page that the SDK would refuse; `make_listed_tools` leaves the replacements out. Cut the
-    page where it has more tools than are used."""
+    """Replace the tools of a page that the SDK would refuse; `make_listed_tools` leaves the replacements out. Drop the
+    tools and fields of the page that are not used here: each tool is checked together with the other fields."""
     del tools[MAX_TOOLS + 1 :]
+    for field in page.keys() - _USED_OF_PAGE:
+        del page[field]
     for index, each in enumerate(tools):
         tools[index] = tool = _drop_unused_fields(each)
         if why := _explain_unreadable(tool, page, revision):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import mcp_types as types
-import msgspec
 from mcp.shared.message import SessionMessage
+from pydantic_core import from_json
 
 from retinue.core.errors import RetinueError
 from retinue.processes.group import Guard, ProcessGroup, exit_code, start_group, wait_until
@@ -198,8 +198,9 @@ class StartFailed(RetinueError):
 
 
 def _parse_message(line: bytes) -> types.JSONRPCMessage | None:
+    """Return the message of a line, or None. Accepts NaN and Infinity, which Python's `json` writes."""
     try:
-        return types.jsonrpc_message_adapter.validate_python(msgspec.json.decode(line), by_name=False)
+        return types.jsonrpc_message_adapter.validate_python(from_json(line), by_name=False)
     except (ValueError, RecursionError):
         return None
 

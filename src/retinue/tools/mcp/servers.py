@@ -27,6 +27,7 @@ from retinue.core.servers import PREFIX, McpServer, ServerReport, server_of
 from retinue.files.private import write_private_file
 from retinue.tools.mcp.calls import ServerCall
 from retinue.tools.mcp.connection import BACK_OFF, Connection
+from retinue.tools.mcp.server_messages import explain_excess
 from retinue.tools.mcp.server_text import strip_unseen, to_line
 from retinue.tools.mcp.tool_listing import RUN_ID, ListedTool
 
@@ -248,6 +249,8 @@ def _is_same_data(text: str, data: Any) -> bool:
     """Return True if the text repeats the data. Servers send both, for clients that read only one."""
     if isinstance(data, dict) and list(data.values()) == [text]:
         return True
+    if explain_excess(text.encode()):
+        return False  # more values than the whole message had, and `data` with it
     try:
         return bool(msgspec.json.decode(text) == data)
     except (msgspec.DecodeError, RecursionError):

@@ -1,6 +1,6 @@
 """Servers that misbehave, each in a way of its own: `python bad.py WAY FOLDER`, where the way is exits, garbage, hangs,
-dies, noisy, endless, asks, half, deep, mixed, flood, lame, unreadable, modern (unreadable, of 2026-07-28), unlisted,
-crowd or bomb.
+dies, noisy, endless, asks, half, deep, mixed, flood, packed, nan, lame, unreadable, modern (unreadable, of
+2026-07-28), unlisted, crowd or bomb.
 
 They speak the protocol by hand, so that they can break it, and count their lives in FOLDER."""
 
@@ -119,6 +119,11 @@ def serve(life: int) -> None:
         elif method == "tools/call" and MODE == "flood":
             odd = {"type": "text", "text": "x", "annotations": {"audience": [0] * 1000}}
             answer(number, {"content": [odd, *([0] * 3000)]})
+        elif method == "tools/call" and MODE == "packed":  # more values in a text than a message may have
+            text = {"type": "text", "text": f"[{'[],' * 1_000_000}[]]"}
+            answer(number, {"content": [text], "structuredContent": {"one": 1, "two": 2}})
+        elif method == "tools/call" and MODE == "nan":  # as Python writes it, although it is not JSON
+            answer(number, {"content": [], "structuredContent": {"one": float("nan"), "two": float("inf")}})
         elif method == "tools/call" and MODE == "asks":
             waiting.append(number)
             if len(waiting) == int(os.environ.get("CALLS", "1")):
