@@ -87,7 +87,7 @@ AGENT = Section(
         "description": Setting(
             WORD, "what it is for; a parent model reads it when it chooses", example="Knows the deployments."
         ),
-        "auth": Setting(AUTH.kind, "its credentials", example="{bearer_env: ARGOCD_TOKEN}"),
+        "auth": Setting(AUTH, "its credentials", example="{bearer_env: ARGOCD_TOKEN}"),
         "timeout": Setting(POSITIVE, "seconds to wait for the answer to a request", default=ANSWER_SECONDS),
         "idle_timeout": Setting(
             POSITIVE, "seconds without data after which its task is looked up again", default=IDLE_SECONDS
@@ -136,4 +136,4 @@ def _describe(agent: A2aAgent | None) -> str:
 
 # Without trust, a project must not send tasks and secrets to any agent.
 NEW_AGENTS = trust_none("any agent", _describe_agents)
-AGENTS = Kind(_read_agents, make_named_schema(NAME_PATTERN, AGENT.make_schema()))
+AGENTS = Kind(_read_agents, lambda: make_named_schema(NAME_PATTERN, AGENT.make_schema()))

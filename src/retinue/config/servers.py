@@ -61,9 +61,8 @@ def _texts_by_name(name: Kind) -> Kind:
     def read(node: Node) -> dict[str, str]:
         return {name.read(Node(entry.place, key)): _read_line(entry) for key, entry in node.entries().items()}
 
-    about = {"type": "string", "pattern": r"^[^\r\n\0]*$"}
-    names = {"pattern": name.schema["pattern"]}
-    return Kind(read, {"type": "object", "propertyNames": names, "additionalProperties": about})
+    line = {"type": "string", "pattern": r"^[^\r\n\0]*$"}
+    return Kind(read, lambda: make_named_schema(name.make_schema()["pattern"], line))
 
 
 def _read_line(node: Node) -> str:
@@ -160,7 +159,7 @@ def _describe_environment(server: McpServer) -> str:
 
 # Without trust, a project must not start or contact any server.
 NEW_SERVERS = trust_none("any server", _describe_servers)
-SERVERS = Kind(_read_servers, make_named_schema(SERVER_NAME, SERVER.make_schema()))
+SERVERS = Kind(_read_servers, lambda: make_named_schema(SERVER_NAME, SERVER.make_schema()))
 
 
 def _check_tool(name: str) -> str:
