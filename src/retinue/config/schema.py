@@ -99,8 +99,8 @@ def setting(kind: Kind | Section, help: str, *, default: Any = None, unset: Any 
     `unset` is the field's value if nobody sets the key, if different from the default."""
     value = default if unset is _SAME else unset
     metadata = {_KEY: Setting(kind, help, default=default, **more)}
-    if isinstance(value, dict):
-        return field(default_factory=lambda: value, metadata=metadata)
+    if value == {}:
+        return field(default_factory=dict, metadata=metadata)
     return field(default=value, metadata=metadata)
 
 

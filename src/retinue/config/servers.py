@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -48,6 +49,7 @@ from retinue.core.servers import (
 
 VARIABLE = text_like(r"^[A-Za-z_][A-Za-z0-9_]*$", "the name of a variable")
 HEADER = text_like(r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", "the name of a header")
+USER_IN_URL = "contains a user name; put credentials into 'headers', as ${VARIABLE}"
 ADDRESS_PATTERN = r"^https?://[^\s@]+$"
 ONLY_PROGRAM, ONLY_ADDRESS = ("args", "env", "inherit_env", "cwd"), ("headers",)
 PYTHON = "mcp_servers"
@@ -87,10 +89,6 @@ def parse_address(text: str, *, with_user: str) -> str:
     return text
 
 
-def _parse_url(text: str) -> str:
-    return parse_address(text, with_user="contains a user name; put credentials into 'headers', as ${VARIABLE}")
-
-
 SERVER = Section(
     "One MCP server: a program that is started, or an address",
     McpServer,
@@ -109,7 +107,7 @@ SERVER = Section(
         ),
         "cwd": Setting(WORD, "the folder it is started in (default: the project)", example="tools"),
         "url": Setting(
-            text_for(_parse_url, ADDRESS_PATTERN),
+            text_for(partial(parse_address, with_user=USER_IN_URL), ADDRESS_PATTERN),
             "its address, for streamable HTTP",
             example="https://mcp.example.com/mcp",
         ),

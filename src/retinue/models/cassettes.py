@@ -99,10 +99,6 @@ class Cassette:
         self._trees: dict[str, int] = {}
         self._runs: dict[tuple[str, str], str] = {}
 
-    def make_model(self, name: str, make: Callable[[], Model], names: RunNames) -> CassetteModel:
-        """Return a model that replays from this cassette. `make` creates the real model when first needed."""
-        return CassetteModel(name, make, names, self)
-
     def list_unused(self) -> list[RecordedExchange]:
         return [exchange for key, exchange in self._known.items() if key not in self.played]
 
@@ -189,7 +185,8 @@ class Cassette:
 
 
 class CassetteModel(RecordedModel):
-    """A model in front of a real one. It replays calls from the cassette and records the others."""
+    """A model in front of a real one, which `make` creates when first needed. It replays calls from the cassette and
+    records the others."""
 
     def __init__(self, name: str, make: Callable[[], Model], names: RunNames, cassette: Cassette) -> None:
         super().__init__(name)
