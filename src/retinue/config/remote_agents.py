@@ -9,7 +9,6 @@ a2a_agents:
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from retinue.config.located import Node
@@ -24,10 +23,10 @@ from retinue.config.schema import (
     list_of,
     make_named_schema,
     text_for,
+    text_like,
     trust_none,
 )
 from retinue.config.servers import ADDRESS_PATTERN, HEADER, VARIABLE, parse_address
-from retinue.core.errors import ConfigError
 from retinue.core.profiles import NAME_PATTERN, Profile, check_name
 from retinue.core.remote_agents import (
     ANSWER_SECONDS,
@@ -47,16 +46,7 @@ def check_agent_url(text: str) -> str:
 
 
 _URL = text_for(check_agent_url, ADDRESS_PATTERN)
-
-
-def _check_host(text: str) -> str:
-    if not re.fullmatch(HOST_PATTERN, text):
-        raise ConfigError(f"{text!r} is not a host, or a host and a port")
-    return text.lower()
-
-
-_HOSTS = list_of(text_for(_check_host, HOST_PATTERN), what="a list of hosts")
-
+_HOSTS = list_of(text_like(HOST_PATTERN, "a host, or a host and a port", convert=str.lower), what="a list of hosts")
 
 AUTH = Section(
     "Credentials of a remote agent; secrets stay in the environment",

@@ -254,13 +254,13 @@ def text_for(parse: Callable[[str], Any], pattern: str) -> Kind:
     return Kind(lambda node: node.parse(parse), lambda: {"type": "string", "pattern": pattern})
 
 
-def text_like(pattern: str, what: str) -> Kind:
-    """Return the kind of a text that matches `pattern`. `what` names such a text in errors."""
+def text_like(pattern: str, what: str, *, convert: Callable[[str], str] = str) -> Kind:
+    """Return the kind of a text that matches `pattern`, and is then converted. `what` names such a text in errors."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
             raise ConfigError(f"{text!r} is not {what}")
-        return text
+        return convert(text)
 
     return text_for(check, pattern)
 
