@@ -54,7 +54,7 @@ def mappings(section: Section) -> st.SearchStrategy[dict[str, Any]]:
 
 def values(key: Setting) -> st.SearchStrategy[Any]:
     """Mostly what could stand there."""
-    fits = LEAVES if key.kind.section is None else mappings(key.kind.section)
+    fits = mappings(key.kind) if isinstance(key.kind, Section) else LEAVES
     example = st.just(parse_yaml(key.shown_example, "example").to_plain()) if key.shown_example else fits
     return mostly(mostly(example, fits), LEAVES)
 
@@ -148,11 +148,11 @@ def test_each_key_is_explained_and_its_example_is_right() -> None:
 
     def look(section: Section, around: str) -> None:
         for name, key in section.settings.items():
-            assert key.help and key.kind.schema["type"], name
+            assert key.help and key.kind.make_schema()["type"], name
             if key.shown_example:
                 assert loads_text(around.replace("HERE", f"{{{name}: {key.shown_example}}}")), name
-            elif key.kind.section is not None:
-                look(key.kind.section, around.replace("HERE", f"{{{name}: HERE}}"))
+            elif isinstance(key.kind, Section):
+                look(key.kind, around.replace("HERE", f"{{{name}: HERE}}"))
 
     look(SETTINGS, "HERE")
     look(APPROVALS, "approvals: HERE")

@@ -29,8 +29,8 @@ def render_reference() -> str:
 def _render_rows(section: Section, prefix: str) -> Iterator[str]:
     for key, each in section.settings.items():
         name = f"{prefix}{key}"
-        if each.kind.section is not None:
-            yield from _render_rows(each.kind.section, f"{name}.")
+        if isinstance(each.kind, Section):
+            yield from _render_rows(each.kind, f"{name}.")
             continue
         default = format_default(each.default)
         example = each.shown_example

@@ -127,26 +127,22 @@ def find_cassette_wrapper(*, name_run: Callable[[RunRef], str], project: str, st
     `name_run` returns a lasting name of a run."""
     if _cassette is None:
         return None
-    from retinue.models.cassettes import RunNames
+    from retinue.models.cassettes import CassetteModel, RunNames
 
-    return partial(_cassette.make_model, names=RunNames(name_run, project, state))
+    return partial(CassetteModel, names=RunNames(name_run, project, state), cassette=_cassette)
 
 
 def _make_model(name: str, project: Path, clock: Clock) -> Model:
+    """Return a scripted model, or a provider's model with retries. Importing a provider's library takes a second or
+    two."""
     provider, _, rest = name.partition(":")
-    if provider != "scripted":
-        return _make_provider_model(name, clock)
-    if not rest:
-        raise ConfigError("model 'scripted:' names no file: write scripted:FILE")
-    from retinue.config.scripts import load_script
-    from retinue.models.scripted import ScriptedModel
+    if provider == "scripted":
+        if not rest:
+            raise ConfigError("model 'scripted:' names no file: write scripted:FILE")
+        from retinue.config.scripts import load_script
+        from retinue.models.scripted import ScriptedModel
 
-    return ScriptedModel(load_script(project / Path(rest).expanduser()), clock)
-
-
-def _make_provider_model(name: str, clock: Clock) -> Model:
-    """Import the provider's library, which takes a second or two, and return its model with retries."""
-    provider, _, rest = name.partition(":")
+        return ScriptedModel(load_script(project / Path(rest).expanduser()), clock)
     if not provider or not rest:
         raise NotFound(f"unknown model {name!r}: {suggest_model(name)}")
     from retinue.config.models import find_install_command

@@ -46,7 +46,7 @@ def load_project_parts(
     values: dict[str, Any] = {
         "state": project.state,
         "profiles": project.profiles,
-        "model": settings.model or find_default_model(os.environ),
+        "model": given.get("model") or settings.model or find_default_model(os.environ),
         "limits": limits.override(settings.limits),
         "rules": _merge_rules(given.pop("rules", Rules()), settings.approvals),
         "rules_file": settings.file or project.folder / SETTINGS_FILE,

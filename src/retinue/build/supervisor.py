@@ -133,9 +133,7 @@ def _start_notifier(command: Sequence[str], project: Path, supervisor: Superviso
     return notifier
 
 
-def open_control(parts: Parts) -> Control:
-    """Build a supervisor and return it as a Control, for surfaces."""
-    return make_supervisor(parts)
+open_control: Callable[[Parts], Control] = make_supervisor  # surfaces know no more of a supervisor than its Control
 
 
 @asynccontextmanager

@@ -129,7 +129,7 @@ _ONE_MODEL = [
 ]
 MEMBERS = Kind(
     _read_members,
-    {
+    lambda: {
         "type": "array",
         "maxItems": MEMBERS_MAX,
         "items": {**MEMBER.make_schema(), "oneOf": _ONE_MODEL},
@@ -258,7 +258,7 @@ class CoordinationSettings:
         trust=trust_for("best_effort"),
     )
     subagent_orchestrator: TeamSettings = setting(
-        TEAMS.kind,
+        TEAMS,
         "subagents that are teams",
         default=TeamSettings(),
         example=f"{{enabled: true, agents: {MEMBERS_EXAMPLE}}}",
@@ -314,7 +314,7 @@ class OrchestratorSettings:
         example=CHECKLIST_GATED,
     )
     coordination: CoordinationSettings = setting(
-        COORDINATION.kind, "how a model may have subagents", default=CoordinationSettings(), example=""
+        COORDINATION, "how a model may have subagents", default=CoordinationSettings(), example=""
     )
 
 

@@ -17,20 +17,13 @@ VARIABLE = "RETINUE_MODEL"
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider, which is also the name of the package it needs, and its default model."""
+    """A provider, which is also the name of the package it needs, and its default model. `key` and `address` are the
+    variables with its key and with another address of its API."""
 
     name: str
     default: str
-
-    @property
-    def key(self) -> str:
-        """Return the variable with its key."""
-        return f"{self.name.upper()}_API_KEY"
-
-    @property
-    def address(self) -> str:
-        """Return the variable with another address of its API."""
-        return f"{self.name.upper()}_BASE_URL"
+    key: str
+    address: str
 
     def is_installed(self) -> bool:
         return all(importlib.util.find_spec(package) is not None for package in ("pydantic_ai", self.name))
@@ -40,8 +33,8 @@ class Provider:
 
 
 PROVIDERS = (
-    Provider("anthropic", default="anthropic:claude-sonnet-5-5"),
-    Provider("openai", default="openai:gpt-6.1-terra"),
+    Provider("anthropic", "anthropic:claude-sonnet-5-5", key="ANTHROPIC_API_KEY", address="ANTHROPIC_BASE_URL"),
+    Provider("openai", "openai:gpt-6.1-terra", key="OPENAI_API_KEY", address="OPENAI_BASE_URL"),
 )
 # Variables that the SDKs of these and other providers read. Some programs that start us pass on only listed variables.
 MODEL_VARIABLES = (VARIABLE, *(name for provider in PROVIDERS for name in (provider.key, provider.address)))

@@ -80,20 +80,16 @@ def parse_definition(text: str, file: str, source: str) -> tuple[Node, LocatedPr
     keys, body = parse_frontmatter(text, file)
     keys.check_keys(("name", "description", "skills", "expected_input"), _HINTS)
     name = keys.require("name")
-    skills = keys.get("skills")
+    skills, expected = keys.get("skills"), keys.get("expected_input")
+    if expected is not None and isinstance(expected.value, str):  # a text alone is a list of one
+        expected = Node(expected.place, (expected,))
     profile = Profile(
         name.parse(check_name),
         instructions=body,
         description=keys.require("description").word(),
         skills=() if skills is None else skills.texts(),
-        expected_input=_read_expected_input(keys.get("expected_input")),
+        expected_input=() if expected is None else expected.texts(),
         source=source,
         wants=_WANTS.get(name.text(), ()) if source == BUILT_IN else (),
     )
     return name, LocatedProfile(profile, (skills or name).place)
-
-
-def _read_expected_input(node: Node | None) -> tuple[str, ...]:
-    if node is None:
-        return ()
-    return (node.value,) if isinstance(node.value, str) else node.texts()

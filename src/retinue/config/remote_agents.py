@@ -9,7 +9,6 @@ a2a_agents:
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from retinue.config.located import Node
@@ -24,10 +23,10 @@ from retinue.config.schema import (
     list_of,
     make_named_schema,
     text_for,
+    text_like,
     trust_none,
 )
 from retinue.config.servers import ADDRESS_PATTERN, HEADER, VARIABLE, parse_address
-from retinue.core.errors import ConfigError
 from retinue.core.profiles import NAME_PATTERN, Profile, check_name
 from retinue.core.remote_agents import (
     ANSWER_SECONDS,
@@ -47,16 +46,7 @@ def check_agent_url(text: str) -> str:
 
 
 _URL = text_for(check_agent_url, ADDRESS_PATTERN)
-
-
-def _check_host(text: str) -> str:
-    if not re.fullmatch(HOST_PATTERN, text):
-        raise ConfigError(f"{text!r} is not a host, or a host and a port")
-    return text.lower()
-
-
-_HOSTS = list_of(text_for(_check_host, HOST_PATTERN), what="a list of hosts")
-
+_HOSTS = list_of(text_like(HOST_PATTERN, "a host, or a host and a port", convert=str.lower), what="a list of hosts")
 
 AUTH = Section(
     "Credentials of a remote agent; secrets stay in the environment",
@@ -87,7 +77,7 @@ AGENT = Section(
         "description": Setting(
             WORD, "what it is for; a parent model reads it when it chooses", example="Knows the deployments."
         ),
-        "auth": Setting(AUTH.kind, "its credentials", example="{bearer_env: ARGOCD_TOKEN}"),
+        "auth": Setting(AUTH, "its credentials", example="{bearer_env: ARGOCD_TOKEN}"),
         "timeout": Setting(POSITIVE, "seconds to wait for the answer to a request", default=ANSWER_SECONDS),
         "idle_timeout": Setting(
             POSITIVE, "seconds without data after which its task is looked up again", default=IDLE_SECONDS
@@ -136,4 +126,4 @@ def _describe(agent: A2aAgent | None) -> str:
 
 # Without trust, a project must not send tasks and secrets to any agent.
 NEW_AGENTS = trust_none("any agent", _describe_agents)
-AGENTS = Kind(_read_agents, make_named_schema(NAME_PATTERN, AGENT.make_schema()))
+AGENTS = Kind(_read_agents, lambda: make_named_schema(NAME_PATTERN, AGENT.make_schema()))

@@ -64,9 +64,9 @@ def _close_network(value: tuple[str, ...] | str, _: Setting) -> Restricted:
 OPEN_NETWORK = TrustRule("any host", _close_network)
 NETWORK = Kind(
     _read_network,
-    {
+    lambda: {
         **_ALLOWED.make_schema(),
-        **_HOSTS.schema,
+        **_HOSTS.make_schema(),
         "type": ["string", "array", "object"],
         "pattern": f"^({'|'.join(WORDS)})$(?!\\n)",
     },

@@ -58,23 +58,23 @@ class TrustRule:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value: its reader and its JSON schema. `section` is set if the values are sections."""
+    """A kind of value: its reader, and the function that makes its JSON schema, which few programs ask for."""
 
     read: Callable[[Node], Any]
-    schema: Mapping[str, Any]
-    section: Section | None = None
+    make_schema: Callable[[], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Setting:
     """The declaration of one key.
 
+    If `kind` is a section, the trust rules of its keys apply, and its value is made with that of the section around it.
     `default` applies if nobody sets the key. `null` says how to treat null: like a missing key, as no limit, or as an
     error. `example` is a value as YAML on one line; None means the default. `trust` is the rule for values that loosen
     the restrictions of agents; without a rule every value applies.
     """
 
-    kind: Kind
+    kind: Kind | Section
     help: str
     default: Any = None
     example: str | None = None
@@ -94,13 +94,13 @@ def limit(
     return Setting(kind, help, default=default, example=example, null=null, trust=trust)
 
 
-def setting(kind: Kind, help: str, *, default: Any = None, unset: Any = _SAME, **more: Any) -> Any:
+def setting(kind: Kind | Section, help: str, *, default: Any = None, unset: Any = _SAME, **more: Any) -> Any:
     """Declare a setting as a field of a dataclass, with the arguments of `Setting`. The field's name is the key.
     `unset` is the field's value if nobody sets the key, if different from the default."""
     value = default if unset is _SAME else unset
     metadata = {_KEY: Setting(kind, help, default=default, **more)}
-    if isinstance(value, dict):
-        return field(default_factory=lambda: value, metadata=metadata)
+    if value == {}:
+        return field(default_factory=dict, metadata=metadata)
     return field(default=value, metadata=metadata)
 
 
@@ -153,8 +153,8 @@ class Section:
             narrow, found = value, list[Loosening]()
             if each.trust is not None:
                 narrow, found = each.trust.restrict(value, each)
-            elif each.kind.section is not None:
-                narrow, found = each.kind.section.restrict(value)
+            elif isinstance(each.kind, Section):
+                narrow, found = each.kind.restrict(value)
             loosened += [loosening.with_prefix(key) for loosening in found]
             if narrow is not UNSET:
                 kept[key] = narrow
@@ -162,9 +162,9 @@ class Section:
 
     def make(self, given: Given, /, **more: Any) -> Any:
         """Return the value of the section. `more` are arguments that are not settings."""
-        sections = {key: self.settings[key].kind.section for key in given}
-        values = {key: each.make(given[key]) for key, each in sections.items() if each is not None}
-        return self.make_value(**{**given, **values, **more})
+        kinds = {key: self.settings[key].kind for key in given}
+        sections = {key: kind.make(given[key]) for key, kind in kinds.items() if isinstance(kind, Section)}
+        return self.make_value(**{**given, **sections, **more})
 
     def read_value(self, node: Node, **more: Any) -> Any:
         """Read and make the value at once, without trust rules."""
@@ -174,7 +174,7 @@ class Section:
         """Return the JSON schema of the section."""
         properties = {}
         for key, each in self.settings.items():
-            about = dict(each.kind.schema if each.null == "refused" else nullable(each.kind.schema))
+            about = each.kind.make_schema() if each.null == "refused" else nullable(each.kind.make_schema())
             example = each.shown_example
             about["description"] = f"{each.help} (such as {example})" if example else each.help
             properties[key] = about
@@ -182,14 +182,9 @@ class Section:
         return {**schema, "required": list(self.required)} if self.required else schema
 
     @property
-    def kind(self) -> Kind:
-        """The kind of a key that holds this section."""
-        return Kind(self.read, self.make_schema(), self)
-
-    @property
     def value_kind(self) -> Kind:
         """The kind of a key or item that holds this section as a whole: its trust rules do not apply there."""
-        return Kind(self.read_value, self.make_schema())
+        return Kind(self.read_value, self.make_schema)
 
 
 def make_named_schema(pattern: str, schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,22 +245,22 @@ BELOW_DEFAULT = TrustRule("below the default", _drop_less)
 
 def choice(options: tuple[str, ...]) -> Kind:
     """Return the kind of a word from `options`."""
-    return Kind(lambda node: node.choice(options), {"type": "string", "enum": list(options)})
+    return Kind(lambda node: node.choice(options), lambda: {"type": "string", "enum": list(options)})
 
 
 def text_for(parse: Callable[[str], Any], pattern: str) -> Kind:
     """Return the kind of a text that `parse` turns into a value. `pattern` describes the same texts in a JSON
     schema."""
-    return Kind(lambda node: node.parse(parse), {"type": "string", "pattern": pattern})
+    return Kind(lambda node: node.parse(parse), lambda: {"type": "string", "pattern": pattern})
 
 
-def text_like(pattern: str, what: str) -> Kind:
-    """Return the kind of a text that matches `pattern`. `what` names such a text in errors."""
+def text_like(pattern: str, what: str, *, convert: Callable[[str], str] = str) -> Kind:
+    """Return the kind of a text that matches `pattern`, and is then converted. `what` names such a text in errors."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
             raise ConfigError(f"{text!r} is not {what}")
-        return text
+        return convert(text)
 
     return text_for(check, pattern)
 
@@ -273,20 +268,21 @@ def text_like(pattern: str, what: str) -> Kind:
 def list_of(kind: Kind, *, what: str) -> Kind:
     """Return the kind of a list with items of `kind`."""
     return Kind(
-        lambda node: tuple(kind.read(item) for item in node.items(what=what)), {"type": "array", "items": kind.schema}
+        lambda node: tuple(kind.read(item) for item in node.items(what=what)),
+        lambda: {"type": "array", "items": kind.make_schema()},
     )
 
 
 def whole_from(least: int) -> Kind:
     """Return the kind of a whole number that is at least `least`."""
-    return Kind(lambda node: node.integer(minimum=least), {"type": "integer", "minimum": least})
+    return Kind(lambda node: node.integer(minimum=least), lambda: {"type": "integer", "minimum": least})
 
 
 WHOLE = whole_from(0)
-NUMBER = Kind(lambda node: node.number(minimum=0), {"type": "number", "minimum": 0})
+NUMBER = Kind(lambda node: node.number(minimum=0), lambda: {"type": "number", "minimum": 0})
 COUNT = whole_from(1)
-POSITIVE = Kind(lambda node: node.number(minimum=1), {"type": "number", "minimum": 1})
-FLAG = Kind(Node.flag, {"type": "boolean"})
-TEXT = Kind(Node.text, {"type": "string"})
-WORD = Kind(Node.word, {"type": "string", "pattern": r"\S"})
-TEXTS = Kind(Node.texts, {"type": "array", "items": {"type": "string"}})
+POSITIVE = Kind(lambda node: node.number(minimum=1), lambda: {"type": "number", "minimum": 1})
+FLAG = Kind(Node.flag, lambda: {"type": "boolean"})
+TEXT = Kind(Node.text, lambda: {"type": "string"})
+WORD = Kind(Node.word, lambda: {"type": "string", "pattern": r"\S"})
+TEXTS = Kind(Node.texts, lambda: {"type": "array", "items": {"type": "string"}})

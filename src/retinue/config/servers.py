@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -48,6 +49,7 @@ from retinue.core.servers import (
 
 VARIABLE = text_like(r"^[A-Za-z_][A-Za-z0-9_]*$", "the name of a variable")
 HEADER = text_like(r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", "the name of a header")
+USER_IN_URL = "contains a user name; put credentials into 'headers', as ${VARIABLE}"
 ADDRESS_PATTERN = r"^https?://[^\s@]+$"
 ONLY_PROGRAM, ONLY_ADDRESS = ("args", "env", "inherit_env", "cwd"), ("headers",)
 PYTHON = "mcp_servers"
@@ -61,9 +63,8 @@ def _texts_by_name(name: Kind) -> Kind:
     def read(node: Node) -> dict[str, str]:
         return {name.read(Node(entry.place, key)): _read_line(entry) for key, entry in node.entries().items()}
 
-    about = {"type": "string", "pattern": r"^[^\r\n\0]*$"}
-    names = {"pattern": name.schema["pattern"]}
-    return Kind(read, {"type": "object", "propertyNames": names, "additionalProperties": about})
+    line = {"type": "string", "pattern": r"^[^\r\n\0]*$"}
+    return Kind(read, lambda: make_named_schema(name.make_schema()["pattern"], line))
 
 
 def _read_line(node: Node) -> str:
@@ -88,10 +89,6 @@ def parse_address(text: str, *, with_user: str) -> str:
     return text
 
 
-def _parse_url(text: str) -> str:
-    return parse_address(text, with_user="contains a user name; put credentials into 'headers', as ${VARIABLE}")
-
-
 SERVER = Section(
     "One MCP server: a program that is started, or an address",
     McpServer,
@@ -110,7 +107,7 @@ SERVER = Section(
         ),
         "cwd": Setting(WORD, "the folder it is started in (default: the project)", example="tools"),
         "url": Setting(
-            text_for(_parse_url, ADDRESS_PATTERN),
+            text_for(partial(parse_address, with_user=USER_IN_URL), ADDRESS_PATTERN),
             "its address, for streamable HTTP",
             example="https://mcp.example.com/mcp",
         ),
@@ -160,7 +157,7 @@ def _describe_environment(server: McpServer) -> str:
 
 # Without trust, a project must not start or contact any server.
 NEW_SERVERS = trust_none("any server", _describe_servers)
-SERVERS = Kind(_read_servers, make_named_schema(SERVER_NAME, SERVER.make_schema()))
+SERVERS = Kind(_read_servers, lambda: make_named_schema(SERVER_NAME, SERVER.make_schema()))
 
 
 def _check_tool(name: str) -> str:

@@ -148,7 +148,7 @@ from retinue.core.servers import McpServer, server_of
 from retinue.core.teams import Member
 
 _RULES = list_of(text_for(parse_rule, RULE_PATTERN), what="a list of rules")
-_COST = Kind(lambda node: parse_amount(node.number(minimum=0)), NUMBER.schema)
+_COST = Kind(lambda node: parse_amount(node.number(minimum=0)), NUMBER.make_schema)
 _SERVER_EXAMPLE = '{files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}}'
 
 
@@ -211,7 +211,7 @@ PROFILE = Section(
             example="[read, glob, grep]",
             trust=TrustRule("", _drop_server_tools),
         ),
-        "limits": Setting(PROFILE_LIMITS.kind, "its limits", example="{turns: 30, seconds: 900}"),
+        "limits": Setting(PROFILE_LIMITS, "its limits", example="{turns: 30, seconds: 900}"),
         "runtime": Setting(choice(RUNTIMES), "where its tools run", example="inherited", trust=trust_for("inherited")),
         "workspace": Setting(choice(WORKSPACES), "the kind of its workspace", example="scratch"),
         "leaf": Setting(FLAG, "true: it may not have subagents of its own", default=False, example="true"),
@@ -247,7 +247,7 @@ def _restrict_profiles(profiles: Mapping[str, Given], _: Setting) -> Restricted:
     return {name: given for name, (given, _) in narrow.items()}, loosened
 
 
-_PROFILES = Kind(_read_profiles, make_named_schema(NAME_PATTERN, nullable(PROFILE.make_schema())))
+_PROFILES = Kind(_read_profiles, lambda: make_named_schema(NAME_PATTERN, nullable(PROFILE.make_schema())))
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class Settings:
         trust=NEW_MEMBERS,
     )
     approvals: Rules = setting(
-        APPROVALS.kind,
+        APPROVALS,
         "which calls ask you before they run; deny wins, then ask, then allow",
         default=Rules(),
         example="",
@@ -331,7 +331,7 @@ class Settings:
         trust=ANY_VALUE,
     )
     resource_limits: ResourceLimits = setting(
-        RESOURCE_LIMITS.kind, "resource limits of each sandboxed run", default=ResourceLimits(), example=""
+        RESOURCE_LIMITS, "resource limits of each sandboxed run", default=ResourceLimits(), example=""
     )
     telemetry: bool | None = setting(
         FLAG, "true: send spans and metrics to OTEL_EXPORTER_OTLP_ENDPOINT", example="true"
@@ -340,7 +340,7 @@ class Settings:
         NUMBER, "days that `retinue gc` keeps trees", default=RETENTION_DAYS, trust=BELOW_DEFAULT
     )
     orchestrator: OrchestratorSettings = setting(
-        ORCHESTRATOR.kind, "settings of subagents", default=OrchestratorSettings(), example=""
+        ORCHESTRATOR, "settings of subagents", default=OrchestratorSettings(), example=""
     )
     profiles: Mapping[str, Given] = setting(
         _PROFILES,

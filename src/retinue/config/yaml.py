@@ -47,12 +47,21 @@ def parse_yaml(text: str, file: str) -> Node:
     if bad is not None:
         line = text.count("\n", 0, bad.start()) + 1
         raise SourceLocation(file, line).error(f"has a character that YAML does not allow (U+{ord(bad[0]):04X})")
+    node = None
     try:
-        return _read_document(_limit_events(yaml.parse(text, Loader=_LOADER), file), file)
+        events = _limit_events(yaml.parse(text, Loader=_LOADER), file)
+        for event in events:
+            if not isinstance(event, yaml.DocumentStartEvent):
+                continue
+            if node is not None:
+                raise SourceLocation(file, _line_of(event)).error("a second document begins here; one is allowed")
+            first = next(events)
+            node = _read_node(first, events, SourceLocation(file, _line_of(first)))
     except yaml.MarkedYAMLError as error:
         raise _make_syntax_error(error, file) from None
     except yaml.YAMLError:
         raise SourceLocation(file, 1).error("is not valid YAML") from None
+    return node or Node(SourceLocation(file, 1), None)
 
 
 def parse_frontmatter(text: str, file: str) -> tuple[Node, str]:
@@ -77,18 +86,6 @@ def _limit_events(events: Iterator[Any], file: str) -> Iterator[Any]:
         yield event
 
 
-def _read_document(events: Iterator[Any], file: str) -> Node:
-    node = None
-    for event in events:
-        if not isinstance(event, yaml.DocumentStartEvent):
-            continue
-        if node is not None:
-            raise SourceLocation(file, _line_of(event)).error("a second document begins here; one is allowed")
-        first = next(events)
-        node = _read_node(first, events, SourceLocation(file, _line_of(first)))
-    return node or Node(SourceLocation(file, 1), None)
-
-
 def _read_node(event: Any, events: Iterator[Any], place: SourceLocation) -> Node:
     """Return the node that begins with `event`. Consumes its other events."""
     _check_bare(event, place)
@@ -101,7 +98,15 @@ def _read_node(event: Any, events: Iterator[Any], place: SourceLocation) -> Node
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
             items.append(_read_node(event, events, place.child(len(items), _line_of(event))))
         return Node(place, tuple(items))
-    return Node(place, _read_entries(events, place))
+    entries: dict[str, Node] = {}
+    while not isinstance(event := next(events), yaml.MappingEndEvent):
+        line = _line_of(event)
+        key = _read_key(event, SourceLocation(place.file, line, place.keys))
+        below = place.child(key, line)
+        if key in entries:
+            raise below.error(f"appears twice, first on line {entries[key].place.line}")
+        entries[key] = _read_node(next(events), events, below)
+    return Node(place, entries)
 
 
 def _check_bare(event: Any, place: SourceLocation) -> None:
@@ -111,18 +116,6 @@ def _check_bare(event: Any, place: SourceLocation) -> None:
         raise place.error(f"anchors are not allowed; quote a text that begins with '&': \"&{event.anchor}\"")
     if event.tag is not None:
         raise place.error(f"tags are not allowed ({event.tag}); quote a text that begins with '!'")
-
-
-def _read_entries(events: Iterator[Any], place: SourceLocation) -> dict[str, Node]:
-    entries: dict[str, Node] = {}
-    while not isinstance(event := next(events), yaml.MappingEndEvent):
-        line = _line_of(event)
-        key = _read_key(event, SourceLocation(place.file, line, place.keys))
-        below = place.child(key, line)
-        if key in entries:
-            raise below.error(f"appears twice, first on line {entries[key].place.line}")
-        entries[key] = _read_node(next(events), events, below)
-    return entries
 
 
 def _read_key(event: Any, place: SourceLocation) -> str:

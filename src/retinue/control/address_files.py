@@ -56,20 +56,27 @@ def find_address(state: Path, writer: str) -> Address | None:
 
 def find_addresses(state: Path) -> list[Address]:
     """Return the addresses of all control servers. Removes the files of dead processes."""
-    return [address for address in map(_read_address, _list_files(state)) if address is not None]
+    return survey_addresses(state, remove=True)[0]
 
 
-def survey_addresses(state: Path) -> tuple[list[int], list[Path]]:
-    """Return the ids of processes with a control server, and the files of dead processes. Removes nothing."""
+def survey_addresses(state: Path, *, remove: bool = False) -> tuple[list[Address], list[Path]]:
+    """Return the addresses of all control servers, and the files of dead processes, which `remove` removes."""
     live, stale = [], []
     for path in _list_files(state):
-        with suppress(OSError):
-            fd = open_regular_file(path)
+        with suppress(OSError, msgspec.MsgspecError):
+            fd = open_regular_file(path, owners=(os.geteuid(),))
             try:
+                status = os.fstat(fd)
                 if take_file_lock(fd, shared=True):
                     stale.append(path)
-                elif path.stem.partition("-")[0].isdigit():
-                    live.append(int(path.stem.partition("-")[0]))
+                    if remove and path.stat().st_ino == status.st_ino:  # not the file of another server since then
+                        path.unlink()
+                elif (
+                    not status.st_mode & OPEN_TO_OTHERS
+                ):  # else another user could hold the lock and pose as the server
+                    address = msgspec.json.decode(read_up_to(fd, MAX_BYTES), type=Address)
+                    if address.version == VERSION and path.name == _name_file(address):
+                        live.append(address)
             finally:
                 os.close(fd)
     return live, stale
@@ -84,24 +91,3 @@ def _list_files(state: Path) -> list[Path]:
         return sorted(entry for entry in (state / FOLDER).iterdir() if entry.suffix == ".json")
     except OSError:
         return []
-
-
-def _read_address(path: Path) -> Address | None:
-    try:
-        fd = open_regular_file(path, owners=(os.geteuid(),))
-    except OSError:
-        return None
-    try:
-        if take_file_lock(fd, shared=True):
-            with suppress(OSError):
-                if path.stat().st_ino == os.fstat(fd).st_ino:  # not the file of a new process with the same id
-                    path.unlink()
-            return None
-        if os.fstat(fd).st_mode & OPEN_TO_OTHERS:  # another user could hold the lock and impersonate the server
-            return None
-        address = msgspec.json.decode(read_up_to(fd, MAX_BYTES), type=Address)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    finally:
-        os.close(fd)
-    return address if address.version == VERSION and path.name == _name_file(address) else None

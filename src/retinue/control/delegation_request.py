@@ -85,7 +85,8 @@ class DelegationRequest:
         """Run the request, if it is allowed, and return its response. Starts nothing once `stopping` returns True."""
         name = self.name
         try:
-            request = self._read_request()
+            data, self.owner = self._read_file(protocol.request_name(name))
+            request = protocol.parse_request(data, name)
             if self._is_cancelled():
                 return failure_response(name, STOPPED, "cancelled")
             profile = self._host.find(request.profile)
@@ -119,10 +120,6 @@ class DelegationRequest:
                 f"the request has unknown keys, which were ignored: {', '.join(request.ignored[:10])}"[:500]
             )
         return self._make_response(result)
-
-    def _read_request(self) -> protocol.OutboxRequest:
-        data, self.owner = self._read_file(protocol.request_name(self.name))
-        return protocol.parse_request(data, self.name)
 
     def read_steer(self, file: str) -> tuple[int, str | None]:
         """Return the message in a file of the outbox, as `parse_steer` does. Raises RequestError, UnreadableMessage and

@@ -113,7 +113,9 @@ class OutboxWatcher:
     def look_once(self) -> None:
         """Scan the folder once: start new requests, and cancel and steer running ones."""
         for request in self._requests.values():
-            self._obey_cancel(request)
+            if request.tree and self._box.has_entry(protocol.cancel_name(request.name)):
+                reach_failpoint("cancel_seen")
+                self._commands.start(self._cancel(request))
         files = self._box.list_names()
         for file in files:
             self._read_steer(file)
@@ -186,11 +188,6 @@ class OutboxWatcher:
             return None
         except UnreadableMessage:
             return b""
-
-    def _obey_cancel(self, request: DelegationRequest) -> None:
-        if request.tree and self._box.has_entry(protocol.cancel_name(request.name)):
-            reach_failpoint("cancel_seen")
-            self._commands.start(self._cancel(request))
 
     async def _cancel(self, request: DelegationRequest, run: int = 0) -> None:
         if await self._control.cancel(request.tree, run):

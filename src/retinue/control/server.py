@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ _ENDLESS = (protocol.ATTEND, protocol.WATCH_QUESTIONS)  # streams that end only 
 
 class ControlServer(Listener):
     """The control server. `async with ControlServer(control, state_folder)` listens inside the block and removes its
-    address file afterwards. `unattended` marks a process that asks nobody for approval."""
+    address file afterwards. `unattended` marks a process that asks nobody for approval: it resumes and continues runs
+    only for a client that accepts this."""
 
     address: protocol.Address
 
@@ -54,8 +56,14 @@ class ControlServer(Listener):
         super().__init__("this control server", max_connections=MAX_CONNECTIONS)
         self._state = state
         self._token = secrets.token_urlsafe(32)
-        self._writer = control.writer
-        self._handlers = CommandHandlers(control, unattended=unattended)
+        self._control = control
+        self._unattended = unattended
+        self._streams: dict[protocol.StreamCommand, Callable[[Any], AsyncGenerator[bytes]]] = {
+            protocol.OPEN_CLIENT: self._open_client,
+            protocol.ATTEND: self._attend,
+            protocol.WATCH: self._watch_tree,
+            protocol.WATCH_QUESTIONS: self._watch_questions,
+        }
         self._calls = _KeyedCalls()
         self._closing = asyncio.Event()
 
@@ -63,7 +71,7 @@ class ControlServer(Listener):
         port = self.listen()
         hide_secret(self._token)
         self.address = protocol.Address(
-            version=protocol.VERSION, pid=os.getpid(), port=port, token=self._token, writer=self._writer
+            version=protocol.VERSION, pid=os.getpid(), port=port, token=self._token, writer=self._control.writer
         )
         try:
             self._file = AddressFile(self._state, self.address)
@@ -83,14 +91,17 @@ class ControlServer(Listener):
     async def respond(self, request: HttpRequest, connection: ServerConnection) -> None:
         route = self._find_route(request)
         try:
-            if isinstance(route, protocol.Command):
-                connection.send_response(200, encode_body(await self._call(route, request, connection)))
-                return
             if route.reads:
                 arguments = protocol.decode_query(request.query, route.request)
             else:
                 arguments = decode_body(await connection.read_json_body(request), route.request)
-            async with aclosing(self._handlers.streams[route](arguments)) as lines:
+            if isinstance(route, protocol.Command):
+                key = "" if route.reads else request.headers.get(protocol.KEY_HEADER.lower(), "")
+                run = partial(self._run_command, route, arguments)
+                reply = await self._calls.run(key, (route.path, arguments), run) if key else await run()
+                connection.send_response(200, encode_body(reply))
+                return
+            async with aclosing(self._streams[route](arguments)) as lines:
                 first = await anext(lines)  # raises the errors of the request
                 closing = self._closing if route in _ENDLESS else asyncio.Event()
                 await _send_lines(first, lines, connection, closing)
@@ -113,64 +124,21 @@ class ControlServer(Listener):
             raise HttpError(400, "this route takes no parameters in its address")
         return route
 
-    async def _call(self, command: protocol.Command[Any], request: HttpRequest, connection: ServerConnection) -> Any:
-        handle = self._handlers.run_command
-        if command.reads:
-            return await handle(command, protocol.decode_query(request.query, command.request))
-        body = await connection.read_json_body(request)
-
-        async def run() -> Any:
-            return await handle(command, decode_body(body, command.request))
-
-        key = request.headers.get(protocol.KEY_HEADER.lower(), "")
-        return await self._calls.run(key, (request.path, body), run) if key else await run()
-
-
-class CommandHandlers:
-    """Handlers that carry out the commands of other processes on this process's Control. An `unattended` process asks
-    nobody, so it starts runs only for a client that accepts this. Errors are RetinueErrors."""
-
-    def __init__(self, control: Control, *, unattended: bool) -> None:
-        self._control = control
-        self._unattended = unattended
-        self._own: dict[protocol.Command[Any], Callable[[Any], Awaitable[Any]]] = {
-            protocol.RESUME: self._resume_tree,
-            protocol.CONTINUE: self._continue_run,
-        }
-        self.streams: dict[protocol.StreamCommand, Callable[[Any], AsyncGenerator[bytes]]] = {
-            protocol.OPEN_CLIENT: self._open_client,
-            protocol.ATTEND: self._attend,
-            protocol.WATCH: self._watch_tree,
-            protocol.WATCH_QUESTIONS: self._watch_questions,
-        }
-
-    async def run_command(self, command: protocol.Command[Any], request: protocol.Arguments) -> Any:
+    async def _run_command(self, command: protocol.Command[Any], request: protocol.Arguments) -> Any:
         """Call the method of Control, and return the part of its result that can be sent to another process."""
-        if command in self._own:
-            reply = await self._own[command](request)
-        else:
-            reply = await getattr(self._control, command.method)(**msgspec.structs.asdict(request))
+        arguments = msgspec.structs.asdict(request)
+        if isinstance(request, protocol.ResumeRequest | protocol.ContinueRequest):
+            if self._unattended and not request.unattended:
+                raise ConfigError(UNATTENDED.format(pid=os.getpid(), tree=request.tree))
+            overrides = {name: arguments.pop(name) for name in ResumeOverrides.__struct_fields__ if name in arguments}
+            arguments["overrides"] = ResumeOverrides(**overrides)
+        reply = await getattr(self._control, command.method)(**arguments)
         if isinstance(reply, RunHandle):
             await reply.wait_until_logged()
             return reply.ref
         if isinstance(reply, Result):  # the parser of a typed output is a function and cannot be sent
             return msgspec.structs.replace(reply, parse=msgspec.UNSET)
         return reply
-
-    async def _resume_tree(self, request: protocol.ResumeRequest) -> RunHandle:
-        self._check_attended(request)
-        return await self._control.resume(request.tree, ResumeOverrides(model=request.model))
-
-    async def _continue_run(self, request: protocol.ContinueRequest) -> RunHandle:
-        self._check_attended(request)
-        overrides = ResumeOverrides(
-            model=request.model, seconds=request.seconds, files=request.files, conversation=request.conversation
-        )
-        return await self._control.continue_run(request.tree, request.run, request.text, overrides)
-
-    def _check_attended(self, request: protocol.ResumeRequest | protocol.ContinueRequest) -> None:
-        if self._unattended and not request.unattended:
-            raise ConfigError(UNATTENDED.format(pid=os.getpid(), tree=request.tree))
 
     # Streams. A handler yields its first line, which may be empty, once its request is known to have no error.
 

@@ -30,7 +30,7 @@ from retinue.core.messages import (
 from retinue.core.records import RecordedExchange, RecordedRequest
 from retinue.core.secrets import HIDDEN
 from retinue.core.sendable import repair_reply
-from retinue.models.recorded import RecordedModel
+from retinue.models.recorded import diff_requests, play_reply
 
 RecordMode = Literal["none", "new", "all"]
 CleanText = Callable[[str], str]
@@ -98,10 +98,6 @@ class Cassette:
         self._known = {} if self.mode == "all" else {exchange.key: exchange for exchange in self.recorded}
         self._trees: dict[str, int] = {}
         self._runs: dict[tuple[str, str], str] = {}
-
-    def make_model(self, name: str, make: Callable[[], Model], names: RunNames) -> CassetteModel:
-        """Return a model that replays from this cassette. `make` creates the real model when first needed."""
-        return CassetteModel(name, make, names, self)
 
     def list_unused(self) -> list[RecordedExchange]:
         return [exchange for key, exchange in self._known.items() if key not in self.played]
@@ -188,32 +184,34 @@ class Cassette:
         return found.request.format_lines() == asked.request.format_lines()
 
 
-class CassetteModel(RecordedModel):
-    """A model in front of a real one. It replays calls from the cassette and records the others."""
+class CassetteModel:
+    """A model in front of a real one, which `make` creates when first needed. It replays calls from the cassette and
+    records the others."""
 
     def __init__(self, name: str, make: Callable[[], Model], names: RunNames, cassette: Cassette) -> None:
-        super().__init__(name)
+        self.name = name
         self._make = make
         self._names = names
         self._cassette = cassette
         self._inner: Model | None = None
 
-    def look_up(self, request: Request) -> tuple[RecordedExchange, RecordedExchange | None]:
-        return self._cassette.look_up(request, self._names)
-
-    async def handle_missing(self, asked: RecordedExchange, request: Request, on_delta: OnDelta) -> Reply:
-        if self._cassette.mode == "none":
-            raise self._cassette.refuse(Mismatch(asked, "missing"))
+    async def complete(self, request: Request, on_delta: OnDelta) -> Reply:
+        cassette = self._cassette
+        asked, recorded = cassette.look_up(request, self._names)
+        if recorded is not None:
+            lines = diff_requests(recorded.request, asked.request)
+            if lines:
+                raise cassette.refuse(Mismatch(asked, "differs", lines))
+            return play_reply(recorded, on_delta)
+        if cassette.mode == "none":
+            raise cassette.refuse(Mismatch(asked, "missing"))
         try:
             reply = repair_reply(await self._open().complete(request, on_delta))
         except Exception as error:
-            self._cassette.failures.append(f"{asked.run} ({asked.agent}), turn {asked.turn}: {error}")
+            cassette.failures.append(f"{asked.run} ({asked.agent}), turn {asked.turn}: {error}")
             raise
-        self._cassette.add_reply(asked, reply)
+        cassette.add_reply(asked, reply)
         return reply
-
-    def handle_difference(self, asked: RecordedExchange, lines: tuple[str, ...]) -> None:
-        raise self._cassette.refuse(Mismatch(asked, "differs", lines))
 
     def can_search_web(self, *, domains: bool) -> bool:
         recorded = self._cassette.find_web_search(self.name, domains=domains)

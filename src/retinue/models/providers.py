@@ -121,24 +121,17 @@ _FAILURES = (AgentRunError, httpx2.HTTPError, httpx2.StreamError, ValueError, OS
 class ProviderModel:
     """One model of one provider. Owns its connections; `aclose` closes them."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        clock: Clock,
-        idle_seconds: float = IDLE_SECONDS,
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, name: str, *, clock: Clock, idle_seconds: float = IDLE_SECONDS) -> None:
         self.name = name
         self._clock = clock
         self._idle = idle_seconds
         self._model = _infer_model(name)
         self._host = urlsplit(self._model.base_url or "").netloc.rpartition("@")[2] or name
-        own: dict[str, Any] = {"timeout": idle_seconds, "max_retries": 0, "cache": True}
+        settings: dict[str, Any] = {"timeout": idle_seconds, "max_retries": 0, "cache": True}
         if name.startswith("openai"):
-            own["openai_store"] = False  # our log has the thread, so the provider need not store it
-            own["openai_include_web_search_sources"] = True
-        self._settings = cast("ModelSettings", own | dict(settings or {}))
+            settings["openai_store"] = False  # our log has the thread, so the provider need not store it
+            settings["openai_include_web_search_sources"] = True
+        self._settings = cast("ModelSettings", settings)
         self._entered = False
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
@@ -173,8 +166,11 @@ class ProviderModel:
     ) -> ModelResponse:
         """Return one complete response. If the provider pauses, this is only a part of the reply."""
         stream: StreamedResponse | None = None
-        headers = {**(self._settings.get("extra_headers") or {}), KEY_HEADER: key}
-        settings: ModelSettings = {**self._settings, "max_tokens": request.max_output_tokens, "extra_headers": headers}
+        settings: ModelSettings = {
+            **self._settings,
+            "max_tokens": request.max_output_tokens,
+            "extra_headers": {KEY_HEADER: key},
+        }
         try:
             async with model_request_stream(
                 self._model,

@@ -61,7 +61,15 @@ class ScriptedModel:
 
 
 def _make_turn(scripted: ScriptedReply, turn: int) -> _Turn:
-    reply = _make_reply(scripted, turn)
+    calls = tuple(Call(f"call_{turn}_{n}", tool.name, tool.args) for n, tool in enumerate(scripted.tools, 1))
+    reply = Reply(
+        scripted.text if scripted.refuse is None else scripted.refuse,
+        calls,
+        (Thought(scripted.thinking),) if scripted.thinking else (),
+        Usage(scripted.usage.input_tokens, scripted.usage.output_tokens),
+        refused=scripted.refuse is not None,
+        counted=True,
+    )
     faults = scripted.error, scripted.crash, scripted.cut, scripted.refuse
     is_plain = not scripted.thinking and LAST_RESULT not in reply.text and all(fault is None for fault in faults)
     return _Turn(scripted, reply, _split_text(reply.text, scripted.chunks) if is_plain else None)
@@ -81,7 +89,8 @@ def _play_reply(scripted: ScriptedReply, reply: Reply, request: Request, on_delt
     if reply.refused:
         return reply
     if LAST_RESULT in reply.text:
-        text = reply.text.replace(LAST_RESULT, _find_last_result(request))
+        last = next((turn.text for turn in reversed(request.thread) if isinstance(turn, ToolTurn)), "")
+        text = reply.text.replace(LAST_RESULT, last)
         reply = msgspec.structs.replace(reply, text=text)
     for piece in _split_text(reply.text, scripted.chunks):
         on_delta("text", piece)
@@ -94,17 +103,4 @@ def _split_text(text: str, chunks: int) -> tuple[str, ...]:
     return tuple([text[start : start + size] for start in range(0, len(text), size)])
 
 
-def _make_reply(scripted: ScriptedReply, turn: int) -> Reply:
-    usage = Usage(scripted.usage.input_tokens, scripted.usage.output_tokens)
-    thoughts = (Thought(scripted.thinking),) if scripted.thinking else ()
-    if scripted.refuse is not None:
-        return Reply(scripted.refuse, (), thoughts, usage, refused=True, counted=True)
-    calls = tuple(Call(f"call_{turn}_{n}", tool.name, tool.args) for n, tool in enumerate(scripted.tools, 1))
-    return Reply(scripted.text, calls, thoughts, usage, counted=True)
-
-
 _DONE = _make_turn(ScriptedReply(text="done"), 0)
-
-
-def _find_last_result(request: Request) -> str:
-    return next((turn.text for turn in reversed(request.thread) if isinstance(turn, ToolTurn)), "")

@@ -15,7 +15,7 @@ import pytest
 from retinue.core.errors import ModelError
 from retinue.core.messages import Reply, Request, RunRef
 from retinue.core.records import RecordedExchange, RecordedRequest
-from retinue.models.cassettes import Cassette, RunNames, redact_keys
+from retinue.models.cassettes import Cassette, CassetteModel, RunNames, redact_keys
 from tests.docs.test_docs import ROOT, snippets
 from tests.models import streams
 from tests.models.cassettes.kit import Suite
@@ -146,7 +146,7 @@ async def test_what_one_model_said_is_not_played_as_another_s() -> None:
     names = RunNames(lambda ref: ref.path, "", "")
     for model, mismatches in (("anthropic:claude-x", 0), ("anthropic:claude-y", 1)):
         asked = Request(RunRef("t", 0, "/main", "main", "clerk", "c"), 1, model, "Be brief.", [], ())
-        player = cassette.make_model(model, lambda: pytest.fail("it asks a model"), names)
+        player = CassetteModel(model, lambda: pytest.fail("it asks a model"), names, cassette)
         with suppress(ModelError):
             await player.complete(asked, lambda *_: None)
         assert len(cassette.mismatches) == mismatches

@@ -188,8 +188,8 @@ def check_control(checked: CheckedProject) -> Iterator[Check]:
     """Check that other terminals can reach a run, and list the processes with a control server."""
     yield _check_loopback()
     live, stale = address_files.survey_addresses(checked.state)
-    for pid in live:
-        yield Check("control", "ok", f"process {pid} can be reached from here")
+    for address in live:
+        yield Check("control", "ok", f"process {address.pid} can be reached from here")
     if stale:
         count = format_count(len(stale), "address file")
         left = ", ".join(str(path) for path in stale[:3])
