@@ -27,6 +27,7 @@ from retinue.core.events import (
     RunStarted,
     ToolCall,
     ToolResult,
+    ToolStarted,
 )
 from retinue.core.limits import Limits
 from retinue.core.ports import AttachedApprover
@@ -370,9 +371,13 @@ async def test_a_peer_cannot_say_that_our_log_is_damaged(tmp_path: Path) -> None
     await supervisor.close()
 
 
-async def test_a_secret_in_the_reason_of_a_gap_at_a_peer_is_hidden(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("said", "kept"), [
+    (Gap(1, "lost: planted-0123456789"), Gap(1, "lost: [secret]")),
+    (ToolStarted("planted-0123456789"), ToolStarted("[secret]")),
+])  # fmt: skip
+async def test_a_secret_that_a_peer_says_is_hidden(tmp_path: Path, said: Body, kept: Body) -> None:
     async def script(run: PeerRun) -> None:
-        run.say(Gap(1, "lost: planted-0123456789"))
+        run.say(said)
         run.say(over())
 
     supervisor = make_supervisor(tmp_path, ScriptedPeer(script))
@@ -383,7 +388,7 @@ async def test_a_secret_in_the_reason_of_a_gap_at_a_peer_is_hidden(tmp_path: Pat
     finally:
         secrets.forget_secret("planted-0123456789")
     events = await supervisor.log.read(run.ref.tree)
-    assert [event.body for event in events if isinstance(event.body, Gap)] == [Gap(1, "lost: [secret]")]
+    assert [event.body for event in events if isinstance(event.body, type(said))] == [kept]
     await supervisor.close()
 
 
