@@ -303,7 +303,7 @@ def test_progress_in_the_parent_s_thread_names_no_secret_of_a_call(monkeypatch: 
 def test_every_kind_of_event_with_foreign_words_is_redacted() -> None:
     """A new kind is either listed with its fields, or has none that a user, model, tool or peer fills."""
     plain = {
-        "run.started", "run.remote", "run.resumed", "run.model", "turn.started", "turn.ended", "tool.started", "usage",
+        "run.started", "run.remote", "run.resumed", "run.model", "turn.started", "turn.ended", "usage",
         "team.decided",
     }  # fmt: skip
     assert {kind for kind, body in KINDS.items() if body not in _TEXT_FIELDS} == plain

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from retinue import Context, tool
 from retinue.core import secrets
 from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.caller import ClientRequest
@@ -26,6 +27,7 @@ from retinue.core.events import (
     RunStarted,
     ToolCall,
     ToolResult,
+    ToolStarted,
 )
 from retinue.core.limits import Limits
 from retinue.core.ports import AttachedApprover
@@ -36,7 +38,7 @@ from retinue.log.blocks import Blocks
 from retinue.log.questions import Questions
 from retinue.log.runs import Runs
 from retinue.log.threads import find_standing_answers, fold_interrupted_runs
-from retinue.remote.port import STARTED, Capabilities, RemoteSpawned
+from retinue.remote.port import STARTED, Capabilities, Peer, RemoteSpawned, Report
 from retinue.supervisor.adoption import ELSEWHERE_SECONDS, MOST_QUESTIONS, TOO_MANY
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.a2a.options import ServerOptions
@@ -369,9 +371,13 @@ async def test_a_peer_cannot_say_that_our_log_is_damaged(tmp_path: Path) -> None
     await supervisor.close()
 
 
-async def test_a_secret_in_the_reason_of_a_gap_at_a_peer_is_hidden(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("said", "kept"), [
+    (Gap(1, "lost: planted-0123456789"), Gap(1, "lost: [secret]")),
+    (ToolStarted("planted-0123456789"), ToolStarted("[secret]")),
+])  # fmt: skip
+async def test_a_secret_that_a_peer_says_is_hidden(tmp_path: Path, said: Body, kept: Body) -> None:
     async def script(run: PeerRun) -> None:
-        run.say(Gap(1, "lost: planted-0123456789"))
+        run.say(said)
         run.say(over())
 
     supervisor = make_supervisor(tmp_path, ScriptedPeer(script))
@@ -382,7 +388,7 @@ async def test_a_secret_in_the_reason_of_a_gap_at_a_peer_is_hidden(tmp_path: Pat
     finally:
         secrets.forget_secret("planted-0123456789")
     events = await supervisor.log.read(run.ref.tree)
-    assert [event.body for event in events if isinstance(event.body, Gap)] == [Gap(1, "lost: [secret]")]
+    assert [event.body for event in events if isinstance(event.body, type(said))] == [kept]
     await supervisor.close()
 
 
@@ -597,4 +603,39 @@ async def test_a_run_below_a_peer_cannot_be_continued_here(tmp_path: Path) -> No
     profiles = [SCRIPTED, Profile("helper", model=scripted({"helper": [{"text": "x"}]}))]
     with pytest.raises(ConfigError, match="ran at a remote agent: it cannot be continued from here"):
         await supervisor.continue_run(run.ref.tree, 1, "go on", ResumeOverrides(profiles=profiles))
+    await supervisor.close()
+
+
+class SilentServer:
+    """The runs of an MCP server that takes no commands."""
+
+    capabilities = Capabilities()
+
+    def cancel(self, run: str) -> None: ...
+
+    async def send(self, run: str, text: str) -> None: ...
+
+    async def answer(self, run: str, approval_id: str, decision: Decision) -> None: ...
+
+
+@pytest.mark.requirement("P16")
+@pytest.mark.parametrize(("server", "asks"), [("theirs", 1), ("other", 0)])
+async def test_a_server_asks_in_the_name_of_its_own_runs_only(tmp_path: Path, server: str, asks: int) -> None:
+    @tool(tier="observe")
+    async def work(ctx: Context) -> str:
+        """Let the server report a run, and ask in its name."""
+        peer = Peer(runtime="mcp", who="the server", where="in it", server="theirs")
+        adoption = supervisor.adopt_runs(ctx.tree, peer, SilentServer())
+        assert adoption is not None
+        adoption.adopt(Report("known id", RemoteSpawned(parent="ours", agent="x")), below=ctx.run)
+        await ctx.ask_person(f"mcp__{server}", {}, "Which one?", asker=["known id"])
+        return "asked"
+
+    asked: list[Approval] = []
+    approver = make_approver(asked, at_peer=Deny(), here=Deny())
+    supervisor = make_supervisor(tmp_path, approver=approver)
+    agents = {"main": [{"tools": [{"name": "work", "args": {}}]}, {"text": "end"}]}
+    run = supervisor.spawner.spawn_primary(Profile("main", model=scripted(agents), tools=[work]), Task("go"))
+    await run.join()
+    assert [question.run for question in asked] == [asks]
     await supervisor.close()

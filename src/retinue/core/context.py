@@ -49,8 +49,8 @@ class HostLink(Link, Protocol):
 
     async def ask(self, call: Call, question: QuestionTool, asker: Sequence[str] = ()) -> None:
         """Run the call of a question, which gets an id if it has none. The call belongs to the run below this one that
-        a peer reports under one of the ids `asker`, if any. Raises Unconfirmed if nobody can be asked, unless only a
-        person can answer the question."""
+        the asking server reports under one of the ids `asker`, if any. Raises Unconfirmed if nobody can be asked,
+        unless only a person can answer the question."""
 
 
 class Context:
@@ -110,8 +110,8 @@ class Context:
         self, name: str, args: dict[str, Any], text: str, asker: Sequence[str] = ()
     ) -> dict[str, Any] | None:
         """Ask a person to fill in `args`, regardless of the rules and the mode. Return the answer, or None if the
-        person says no or nobody can be asked. `asker` are ids under which a run of a peer, below this one, may be
-        reported: the question then belongs to that run."""
+        person says no or nobody can be asked. `asker` are ids under which the MCP server called `name` may report a run
+        below this one: the question then belongs to that run."""
         question = QuestionTool(ToolSpec(name, text, {}, tier=QUESTION, host=True), text)
         await self._link.ask(Call("", name, args), question, asker)
         return question.answer

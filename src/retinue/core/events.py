@@ -551,6 +551,7 @@ _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
     Thinking: ("text",),
     Message: ("text",),
     ToolCall: ("args", "raw", "name", "display_name", "call_id"),
+    ToolStarted: ("call_id",),
     ToolResult: ("text", "content", "name", "call_id"),
     ApprovalAsked: ("args", "preview", "label", "rule", "tool", "call_id"),
     ApprovalDecided: ("reason", "by", "rule", "args", "tool", "call_id"),

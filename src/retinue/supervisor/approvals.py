@@ -197,7 +197,7 @@ class Approvals:
             self._attendants[tree] -= 1
             self._departure.set()
             for question in list(self._questions.values()):
-                if question.approver_task is None and question.open:
+                if question.approver_task is None and question.is_open:
                     self._wait_for_others(question)
 
     def _wait_for_others(self, question: Question) -> None:
@@ -224,7 +224,7 @@ class Approvals:
             raise
         except ApproverLeft:
             question.approver_task = None
-            if question.open:
+            if question.is_open:
                 self._wait_for_others(question)
             return
         except Exception as error:  # noqa: BLE001 - the boundary to the approver: an error is not a yes
@@ -239,7 +239,7 @@ class Approvals:
 
     def _fail(self, question: Question, text: str) -> None:
         """End the run of a question whose approver failed. This is an error of the program, not a person's no."""
-        if question.open:
+        if question.is_open:
             self._write(question, Deny(text), by="function")
             question.answer.set_exception(Failed(text))
             self._close(question)
@@ -248,7 +248,7 @@ class Approvals:
         self._resolve(question, Deny(f"nobody answered within {self._terms.expiry:g} s"), by="expiry")
 
     def _give_up(self, question: Question, seconds: float) -> None:
-        if question.open and not self._has_attendant(question.run.tree):
+        if question.is_open and not self._has_attendant(question.run.tree):
             reason = f"nobody was there to answer within {seconds:g} s"
             self._write(question, Deny(reason), by="expiry")
             question.answer.set_result(None)
@@ -258,7 +258,7 @@ class Approvals:
 
     def pending(self, tree: str | None = None) -> list[Approval]:
         """Return the open questions, oldest first."""
-        return [q.approval for q in self._questions.values() if q.open and tree in (None, q.approval.tree)]
+        return [q.approval for q in self._questions.values() if q.is_open and tree in (None, q.approval.tree)]
 
     async def watch_questions(self, tree: str | None = None) -> AsyncGenerator[QuestionChange]:
         """Yield the open questions, then each change. A slow watcher delays nobody."""
@@ -302,7 +302,7 @@ class Approvals:
         key: str = "",
     ) -> bool:
         """Set the answer of a question. Return False if the question is not open any more."""
-        if not question.open:
+        if not question.is_open:
             return False
         decision = self._check_answer(question, decision)
         decision = self._keep_rule(question, decision) if isinstance(decision, Allow) else decision
@@ -318,7 +318,7 @@ class Approvals:
         call."""
         if isinstance(decision, Deny):
             return decision
-        if question.changed:
+        if question.has_changed:
             return Deny(CHANGED)
         if decision.args is not None:
             call = Call(question.call.id, question.call.name, decision.args)
@@ -418,11 +418,11 @@ class Question:
     closed: QuestionClosed | None = None
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return not self.answer.done() and self.run.stopping is None and not self.run.ending
 
     @property
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """True if the call or the tool differs from the one shown."""
         if self.spec.server and current_spec(self.run, self.spec).seal != self.spec.seal:
             return True
@@ -459,7 +459,7 @@ def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
 def remember_answer(run: Run, answer: ApprovalDecided, *, is_restored: bool = False) -> str:
     """Remember an answer for all calls of a tool, in the run, in its tree or at its peer. Return a description of the
     answer."""
-    only, peer = run.ref.run if answer.scope == "run" else None, run.peer
+    only, peer = run.ref.run if answer.scope == "run" else None, run.peer_number
     where = "this run" if only is not None else "this tree" if peer is None else f"run {peer} and the runs below it"
     standing = StandingAnswer(f"{answer.tool} in {where}, said by {answer.by}", is_restored)
     run.tree.remember_answer((only, peer, join_seal(answer.tool, answer.seal)), standing)
@@ -472,7 +472,7 @@ def _find_standing(run: Run, call: Call, spec: ToolSpec, verdict: Verdict) -> st
     answers = run.tree.standing_answers
     if not answers or verdict.what != "ask" or verdict.firm:
         return ""
-    peer, tool = run.peer, join_seal(call.name, spec.seal)
+    peer, tool = run.peer_number, join_seal(call.name, spec.seal)
     keys = ((run.ref.run, peer, tool), (None, peer, tool))
     found = [answer for key in keys if (answer := answers.get(key)) is not None]
     return next((answer.words for answer in found if not (verdict.rule and answer.is_restored)), "")

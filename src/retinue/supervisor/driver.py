@@ -102,7 +102,7 @@ class Driver:
         started = plan.runtime.started
         if started is not None and (history is None or run.view.started != started):
             run.write(started)
-        if run.queues and self._files.keeps(run.tree.id, run.ref.run):  # tool replies name its workspace
+        if run.queues and self._files.is_kept(run.tree.id, run.ref.run):  # tool replies name its workspace
             run.folders.make_named_folder()
         if plan.host or plan.profile.call is not None:
             CURRENT.set(self._make_context(run, services))

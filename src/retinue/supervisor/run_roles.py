@@ -84,7 +84,7 @@ class ChildServices(msgspec.Struct, eq=False, gc=False):
             children = await self._wait_for_any(children, seconds)
         elif children and children[0].queues:
             await self.run.slot.wait_without_slot(join_all(children))
-            await self.run.without_stall_timer(self.shared.files.written(self.run.tree.id, runs))
+            await self.run.without_stall_timer(self.shared.files.wait_until_written(self.run.tree.id, runs))
         else:
             await join_all(children)
         return [child.result() for child in children]
@@ -93,9 +93,9 @@ class ChildServices(msgspec.Struct, eq=False, gc=False):
         if not any(each.finished for each in wanted):
             await self.run.slot.wait_without_slot(_join_any(wanted, seconds))
         ended, files, tree = [each for each in wanted if each.finished], self.shared.files, self.run.tree.id
-        kept = [each.ref.run for each in ended if files.keeps(tree, each.ref.run)]
+        kept = [each.ref.run for each in ended if files.is_kept(tree, each.ref.run)]
         if kept:
-            await self.run.without_stall_timer(files.written(tree, kept))
+            await self.run.without_stall_timer(files.wait_until_written(tree, kept))
         return ended
 
     def list_runs(self) -> list[RunSummary]:

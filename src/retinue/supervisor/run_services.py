@@ -48,6 +48,7 @@ from retinue.core.ports import Outcome, Preview, RunState
 from retinue.core.round_state import RoundState
 from retinue.core.rules import ALLOW, Verdict
 from retinue.core.sendable import repair_reply
+from retinue.core.servers import PREFIX
 from retinue.core.teams import TeamState
 from retinue.core.usage import NO_USAGE, Usage, estimate_missing
 from retinue.log.summaries import describe_call
@@ -261,7 +262,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
 
     async def ask(self, call: Call, question: QuestionTool, asker: Sequence[str] = ()) -> None:
         needs_person = question.spec.tier == QUESTION
-        run, call_id = self._find_asker(asker), call.id or f"{call.name}_{self._run.tree.seq + 1}"
+        run, call_id = self._find_asker(call.name, asker), call.id or f"{call.name}_{self._run.tree.seq + 1}"
         call = Call(call_id, call.name, call.args)
         services = QuestionServices(run, self._shared) if needs_person else self
         run.check_wanted()  # before the call is written, so that every call written has a result
@@ -277,11 +278,13 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
             if not isinstance(error, Unconfirmed):
                 raise
 
-    def _find_asker(self, reported: Sequence[str]) -> Run:
-        """Return the run that asks through a call of this run: a peer's run below, reported under one of these ids. If
-        the peer names no such run, return this run."""
+    def _find_asker(self, name: str, reported: Sequence[str]) -> Run:
+        """Return the run that asks through a call of this run: a run below that the server of the question `name`
+        reports under one of these ids. If the server names no such run of its own, return this run."""
         for run in self._run.tree.runs:
-            if run.view.spawned.remote_id in reported and self._run in run.lineage and not run.is_stopping:
+            spawned = run.view.spawned
+            is_theirs = spawned.remote_id in reported and name == f"{PREFIX}{spawned.server}"
+            if is_theirs and self._run in run.lineage and not run.is_stopping:
                 return run
         return self._run
 

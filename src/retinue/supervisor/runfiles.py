@@ -126,7 +126,7 @@ class RunFiles:
             if not files.pending and not files.is_written:
                 self._release(files)
 
-    def keeps(self, tree: str, run: int) -> bool:
+    def is_kept(self, tree: str, run: int) -> bool:
         found = self._trees.get(tree)
         return found is not None and run in found.kept
 
@@ -139,7 +139,7 @@ class RunFiles:
         convenience."""
         await self._wait(tree, runs, lambda file: file.is_begun)
 
-    async def written(self, tree: str, runs: Sequence[int]) -> None:
+    async def wait_until_written(self, tree: str, runs: Sequence[int]) -> None:
         """Wait until the files of these ended runs are complete."""
         await self._wait(tree, runs, lambda file: file.is_ended)
 

@@ -255,7 +255,7 @@ class Run(msgspec.Struct, eq=False, gc=False):
             run = run.parent
 
     @property
-    def peer(self) -> int | None:
+    def peer_number(self) -> int | None:
         """The number of the highest run of the lineage that a peer executes, or None for a run of ours."""
         found = [run for run in self.lineage if run.view.remote is not None or run.view.spawned.remote_id]
         return found[-1].ref.run if found else None

@@ -154,7 +154,7 @@ async def test_files_have_nothing_that_the_log_does_not_have(tmp_path: Path, is_
     for event in (make_spawned(tree=tree.id), make_ended(2, tree=tree.id)):
         tree.view.apply(event)
         tree.log.append(event)
-    waiting = asyncio.create_task(files.written(tree.id, [0]))
+    waiting = asyncio.create_task(files.wait_until_written(tree.id, [0]))
     await log.is_asked.wait()
     assert not waiting.done() and not list(tmp_path.iterdir())
     log.is_lost = is_lost
@@ -164,4 +164,4 @@ async def test_files_have_nothing_that_the_log_does_not_have(tmp_path: Path, is_
     lines = tmp_path / "runs" / tree.id / "0" / "live_logs" / "events.ndjson"
     kinds = [json.loads(line)["kind"] for line in lines.read_text().splitlines()] if lines.exists() else []
     assert kinds == ([] if is_lost else ["run.spawned", "run.ended"])
-    assert files.keeps(tree.id, 0) is not is_lost
+    assert files.is_kept(tree.id, 0) is not is_lost
