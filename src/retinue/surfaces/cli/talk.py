@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import termios
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
@@ -40,7 +41,7 @@ from retinue.surfaces.cli.startup import (
     prepare_primary,
 )
 from retinue.surfaces.printer.printer import Printer
-from retinue.surfaces.printer.terminal import can_draw
+from retinue.surfaces.printer.terminal import LEAVE_SEQUENCE, can_draw
 
 NEEDS_TERMINAL = "a conversation needs a terminal: `retinue run TASK` works without one"
 
@@ -206,16 +207,24 @@ def split_process() -> tuple[socket.socket | None, int]:
     sys.stdout.flush()
     sys.stderr.flush()
     ours, theirs = socket.socketpair()
+    modes = termios.tcgetattr(0)
     child = os.fork()
     if child == 0:
         ours.close()
         return theirs, 0
     theirs.close()
-    return None, _wait_for_second(child, ours)
+    code = _wait_for_second(child, ours)
+    if code < 0:  # killed, so it could not restore the terminal
+        with suppress(OSError, termios.error):
+            os.write(2, f"{LEAVE_SEQUENCE}\r\x1b[J".encode())  # erases the bottom area, too
+            if os.tcgetpgrp(0) == os.getpgrp():
+                termios.tcsetattr(0, termios.TCSANOW, modes)
+    return None, code if code >= 0 else 128 - code
 
 
 def _wait_for_second(child: int, connection: socket.socket) -> int:
-    """Wait until the second process `child` has ended or left the terminal, and return the exit code.
+    """Wait until the second process `child` has ended or left the terminal, and return the exit code, or the negative
+    number of the signal that killed the child.
 
     The terminal sends Ctrl-C and Ctrl-Z to both processes, and this one ignores them. It stops itself only after the
     child has stopped, so that the shell gets the terminal after the child has restored it."""
@@ -236,5 +245,4 @@ def _wait_for_second(child: int, connection: socket.socket) -> int:
         if connection.recv(1):
             return 0
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    code = os.waitstatus_to_exitcode(ended[0] if ended else os.waitpid(child, 0)[1])
-    return code if code >= 0 else 128 - code
+    return os.waitstatus_to_exitcode(ended[0] if ended else os.waitpid(child, 0)[1])
