@@ -350,6 +350,20 @@ def test_ctrl_z_stops_both_processes_and_fg_goes_on(project: Project, open_tmux:
     assert project.rows()[0]["status"] == "done"
 
 
+def test_the_shell_gets_its_terminal_back_after_a_kill(project: Project, open_tmux: Open) -> None:  # noqa: F811
+    model = project.script({"main": ["One."]})
+    terminal = open_tmux(shell=True)
+    terminal.read_until("shell>")
+    say(terminal, f"{shlex.join([*COMMAND, '--model', model])} --runtime inherited")
+    terminal.read_until("Type a message.")
+    say(terminal, "hello")
+    terminal.read_until("One.")
+    os.kill(project.rows()[0]["pid"], signal.SIGKILL)
+    terminal.read_until(lambda text: text.endswith("shell>"))
+    say(terminal, "stty -a | grep -wo -e '-icanon' -e 'icanon'")
+    terminal.read_until(lambda text: text.endswith("\nicanon\nshell>"))
+
+
 def test_a_closed_terminal_cancels_subagents_and_leaves_it_open(project: Project, open_tmux: Open) -> None:  # noqa: F811
     gate = Gate(project.folder / "gate")
     agents = {"main": [START, "Started.", "I see.", "Fine."], "slow": [gate.reply, "never"]}

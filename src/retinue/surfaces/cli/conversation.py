@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from retinue.concurrency import TaskOwner
@@ -20,13 +21,15 @@ from retinue.core.control import Control, RunHandle
 from retinue.core.errors import ConfigError, ControlUnreachable, RetinueError
 from retinue.core.events import Delta, Event, Inbox, RunEnded, RunSpawned, RunWaiting, TurnStarted
 from retinue.core.ports import Receipt
+from retinue.core.profiles import Profile
 from retinue.core.results import format_changed_files
 from retinue.log.activity import describe_team
 from retinue.log.blocks import format_count
 from retinue.log.runs import Runs, RunView
-from retinue.surfaces.cli.live_screen import LiveScreen, pace_items
+from retinue.surfaces.cli.live_screen import LiveScreen, Unsent, pace_items
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import colors, safe
+from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.keys import ESCAPE, TAB, Key, Paste
 from retinue.surfaces.printer.printer import format_question, truncate_lines
 from retinue.surfaces.printer.totals import format_totals
@@ -38,6 +41,8 @@ LEAVE_QUESTION = "{count} at work: [g]o on in the background, [c]ancel and end, 
 AGAIN_SECONDS = 2.0
 Parting = Literal["", "ended", "left", "open", "lost"]
 Begin = Callable[[Control, str], Awaitable[RunHandle]]
+Resume = Callable[[Control], Awaitable[RunHandle]]
+NOTHING_UNSENT: Unsent = ([], "")
 KEYS = """\
 Enter sends, Ctrl-J begins a new line, Up and Down go through what you sent.
 While it works, what you type is read at its next turn, and Esc interrupts it.
@@ -51,6 +56,23 @@ DIFF_LINES = 400
 APPLY_QUESTION = "apply these changes? [y]es [n]o"
 RECOVERY_QUESTION = "put them back as they were before it? [y]es [n]o"
 STILL_AT_WORK = "it is at work: wait for its answer, or press Esc"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """The start of a conversation: either `begin` starts a new run with the first message, or `resume` resumes a tree.
+
+    A resumed tree has `known` events, of which the first `shown` are on screen. `unsent` is the text typed before the
+    conversation was open. `profile` is the profile of the agent, if it is known. `header` is on screen before the first
+    message."""
+
+    begin: Begin | None = None
+    resume: Resume | None = None
+    known: int = 0
+    shown: int = 0
+    unsent: Unsent = NOTHING_UNSENT
+    profile: Profile | None = None
+    header: Header | None = None
 
 
 class Conversation:
@@ -311,7 +333,7 @@ class Conversation:
 
     async def _leave_open(self) -> None:
         if self.run is not None and self._hosts and not self.is_waiting:
-            seen = self._last_seq()
+            seen = max((run.last_seq for run in self.runs.runs.values()), default=0)
             with suppress(RetinueError):
                 await self.control.interrupt_turn(self.run.tree, self.run.number)
                 await self._wait_until_waiting(self.run, after=seen)
@@ -322,9 +344,6 @@ class Conversation:
             async for item in items:
                 if isinstance(item, Event) and item.run == 0 and isinstance(item.body, RunWaiting | RunEnded):
                     return
-
-    def _last_seq(self) -> int:
-        return max((run.last_seq for run in self.runs.runs.values()), default=0)
 
     def _aim_signals(self) -> None:
         """Handle Ctrl-C with `_press_interrupt`, and leave at any other signal."""
@@ -423,12 +442,9 @@ class Commands:
         self._talk.view.show_text(safe.escape_text(format_totals(self._talk.runs, time.time())))
 
     async def _show_diff(self, rest: str) -> None:
-        text = await self._read_diff(self._find_number(rest))
+        number, run = self._find_number(rest), self._get_run()
+        text = self._format_diff(await self._talk.control.diff(run.tree, number), number)
         self._talk.view.show_text(text or "nothing has changed")
-
-    async def _read_diff(self, number: int) -> str:
-        run = self._get_run()
-        return self._format_diff(await self._talk.control.diff(run.tree, number), number)
 
     def _format_diff(self, text: str, number: int) -> str:
         """Return a diff of run `number` as escaped text of limited length."""

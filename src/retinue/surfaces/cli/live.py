@@ -153,25 +153,18 @@ async def _show_to_end(run: RunHandle, screen: LiveScreen | BlockScreen, signals
     screen.attach(run, signals)
     showing = tasks.start(screen.show_tree(run))
     result = await run.result()
-    if not await _is_ending_logged(run, screen.runs):
-        showing.cancel()
+    last = screen.runs.runs.get(run.number)
+    is_logged = last is not None and last.ended is not None
+    with suppress(RetinueError):  # the log cannot be read, or does not have the tree
+        is_logged = is_logged or (await run.control.describe_run(run.tree, run.number)).status is not None
+    if not is_logged:
+        showing.cancel()  # the log failed, so the screen would wait for the end forever
     killed = tasks.start(signals.killed.wait())
     await asyncio.wait({showing, killed}, return_when=asyncio.FIRST_COMPLETED)
     if killed.done():  # a working terminal needs no time for the rest, and a blocked one gets no more than this
         await asyncio.wait({showing}, timeout=LAST_WORDS_SECONDS)
     killed.cancel()
     return ShownTree(result, screen.runs, stuck=not showing.done())
-
-
-async def _is_ending_logged(run: RunHandle, runs: Runs) -> bool:
-    """Return True if the end of the run is in the log. If the log failed, it never will be."""
-    shown = runs.runs.get(run.number)
-    if shown is not None and shown.ended is not None:
-        return True
-    try:
-        return (await run.control.describe_run(run.tree, run.number)).status is not None
-    except RetinueError:  # the log cannot be read, or does not have the tree
-        return False
 
 
 async def find_unapplied(result: Result[Any], control: Control) -> list[UnappliedChanges]:

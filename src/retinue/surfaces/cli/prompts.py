@@ -66,12 +66,6 @@ def confirm(question: str, shown: str, *, yes: bool, no_terminal: str) -> bool:
     return False
 
 
-def ask_trust(file: Path, loose: Sequence[str]) -> bool:
-    """Ask whether the settings file may loosen permissions. `loose` lists the settings that do."""
-    print(format_loosenings(file, loose), file=sys.stderr)
-    return ask_yes_no(TRUST_QUESTION, default=False)
-
-
 def format_loosenings(file: Path, loose: Sequence[str]) -> str:
     """Return the settings of the file that loosen permissions as escaped text."""
     lines = [

@@ -29,12 +29,13 @@ from retinue.log.reading import follow_events
 from retinue.log.runs import Runs
 from retinue.protocol.outbox import parse_request_name, request_name
 from retinue.surfaces.cli import control_clients, output
+from retinue.surfaces.cli.conversation import NOTHING_UNSENT, Opening
 from retinue.surfaces.cli.foreground import print_answer, run_tree
 from retinue.surfaces.cli.live import ShownTree, find_unapplied
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, NAMED_RUN_HELP, add_live_options
 from retinue.surfaces.cli.run import read_task
 from retinue.surfaces.cli.startup import StartUp, make_printer, prepare
-from retinue.surfaces.cli.talk import NOTHING_UNSENT, Opening, attach_conversation, host_conversation
+from retinue.surfaces.cli.talk import attach_conversation, host_conversation
 from retinue.surfaces.printer.printer import Printer
 from retinue.surfaces.printer.terminal import can_draw
 

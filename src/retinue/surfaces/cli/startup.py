@@ -124,7 +124,8 @@ def _ask_trust() -> None:
     loose = trust.list_loosenings(file, text)
     if loose and trust.read_answer(file, text) is None:
         load_project(file.parent, config=file)  # raises ConfigError for a file that has an error, before the question
-        yes = prompts.ask_trust(file, loose)
+        print(prompts.format_loosenings(file, loose), file=sys.stderr)
+        yes = prompts.ask_yes_no(prompts.TRUST_QUESTION, default=False)
         with nullcontext() if yes else suppress(ConfigError):  # if a no cannot be stored, the next run asks again
             trust.keep_answer(file, text, trusted=yes)
 

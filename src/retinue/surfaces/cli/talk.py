@@ -13,23 +13,23 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+import termios
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from retinue.build.models import import_provider
 from retinue.config.models import explain_missing_key
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.messages import RunRef
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import Task
 from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
-from retinue.surfaces.cli.conversation import Begin, Conversation
+from retinue.surfaces.cli.conversation import Conversation, Opening
 from retinue.surfaces.cli.foreground import EXIT_CODES, leave_session, print_live_end, redirect_output
 from retinue.surfaces.cli.host_process import open_process
 from retinue.surfaces.cli.live import ShownTree, catch_telemetry_warnings, find_unapplied
-from retinue.surfaces.cli.live_screen import LiveScreen, Unsent, open_live_screen
+from retinue.surfaces.cli.live_screen import LiveScreen, open_live_screen
 from retinue.surfaces.cli.main import FAILED
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, add_level_options, add_options, add_primary_options
 from retinue.surfaces.cli.signals import Signals
@@ -40,13 +40,10 @@ from retinue.surfaces.cli.startup import (
     make_header,
     prepare_primary,
 )
-from retinue.surfaces.printer.header import Header
 from retinue.surfaces.printer.printer import Printer
-from retinue.surfaces.printer.terminal import can_draw
+from retinue.surfaces.printer.terminal import LEAVE_SEQUENCE, can_draw
 
 NEEDS_TERMINAL = "a conversation needs a terminal: `retinue run TASK` works without one"
-Resume = Callable[[Control], Awaitable[RunHandle]]
-NOTHING_UNSENT: Unsent = ([], "")
 
 
 def configure_talk(parser: argparse.ArgumentParser) -> None:
@@ -83,85 +80,65 @@ def execute_talk(args: argparse.Namespace) -> int:
     return host_conversation(args, start, opening)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opening:
-    """The start of a conversation: either `begin` starts a new run with the first message, or `resume` resumes a tree.
-
-    A resumed tree has `known` events, of which the first `shown` are on screen. `unsent` is the text typed before the
-    conversation was open. `profile` is the profile of the agent, if it is known. `header` is on screen before the first
-    message."""
-
-    begin: Begin | None = None
-    resume: Resume | None = None
-    known: int = 0
-    shown: int = 0
-    unsent: Unsent = NOTHING_UNSENT
-    profile: Profile | None = None
-    header: Header | None = None
-
-
 def host_conversation(args: argparse.Namespace, start: StartUp, opening: Opening) -> int:
     """Run a conversation in a child process that hosts its runs, and return the exit code."""
     clear_start_line()
     shell, code = split_process()
     if shell is None:
         return code
-    return asyncio.run(_ConversationHost(args, start, opening, shell).run())
+    return asyncio.run(_host_runs(args, start, opening, shell))
 
 
-class _ConversationHost:
-    """The process that hosts the runs of a conversation. `shell` is a socket to the process the shell waits for."""
+async def _host_runs(args: argparse.Namespace, start: StartUp, opening: Opening, shell: socket.socket) -> int:
+    """Host the runs of a conversation, and show it. `shell` is a socket to the process that the shell waits for."""
+    parts = replace(
+        start.parts, approver=None
+    )  # the live view answers: `_hold_conversation` registers it with `attend`
+    view = open_live_screen(level=choose_level(args), after=opening.shown, talks=True, header=opening.header)
+    async with view as live:
+        live.restore_unsent(opening.unsent)
+        process = open_process(parts, live.view.show_note, serves=not args.no_control, profile=opening.profile)
+        with catch_telemetry_warnings() as telemetry:
+            async with process as (control, signals):
+                conversation = await _hold_conversation(opening, live, control, signals, shell)
+                shown = await _read_ending(conversation)
+                await live.close()
+                signals.stop()
+                if not live.is_stuck:
+                    print_parting(conversation, shown)
+                if conversation.parting == "left":
+                    await _go_on(start, conversation, shell)
+        if telemetry.first and not live.is_stuck:
+            output.print_warning(f"telemetry: {telemetry.first}")
+        return _end_command(live, shown)
 
-    def __init__(self, args: argparse.Namespace, start: StartUp, opening: Opening, shell: socket.socket) -> None:
-        self._start, self._opening, self._shell = start, opening, shell
-        self._serves = not args.no_control
-        self._level = choose_level(args)
 
-    async def run(self) -> int:
-        parts = replace(self._start.parts, approver=None)  # the live view answers: `_hold` registers it with `attend`
-        opening = self._opening
-        view = open_live_screen(level=self._level, after=opening.shown, talks=True, header=opening.header)
-        async with view as live:
-            live.restore_unsent(opening.unsent)
-            process = open_process(parts, live.view.show_note, serves=self._serves, profile=opening.profile)
-            with catch_telemetry_warnings() as telemetry:
-                async with process as (control, signals):
-                    conversation = await self._hold(live, control, signals)
-                    shown = await _read_ending(conversation)
-                    await live.close()
-                    signals.stop()
-                    if not live.is_stuck:
-                        print_parting(conversation, shown)
-                    if conversation.parting == "left":
-                        await self._go_on(conversation)
-            if telemetry.first and not live.is_stuck:
-                output.print_warning(f"telemetry: {telemetry.first}")
-            return _end_command(live, shown)
+async def _hold_conversation(
+    opening: Opening, live: LiveScreen, control: Control, signals: Signals, shell: socket.socket
+) -> Conversation:
+    """Run the conversation until the user leaves."""
+    async with control.attend():
+        run = None if opening.resume is None else await opening.resume(control)
+        live.view.show_starting(is_starting=False)
+        conversation = Conversation(live, control, signals, begin=opening.begin, known=opening.known)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(shell, conversation.leave_open)  # readable: the first process is gone
+        try:
+            await conversation.hold(run)
+        finally:
+            loop.remove_reader(shell)
+    return conversation
 
-    async def _hold(self, live: LiveScreen, control: Control, signals: Signals) -> Conversation:
-        """Run the conversation until the user leaves."""
-        async with control.attend():
-            opening = self._opening
-            run = None if opening.resume is None else await opening.resume(control)
-            live.view.show_starting(is_starting=False)
-            conversation = Conversation(live, control, signals, begin=opening.begin, known=opening.known)
-            loop = asyncio.get_running_loop()
-            loop.add_reader(self._shell, conversation.leave_open)  # readable: the first process is gone
-            try:
-                await conversation.hold(run)
-            finally:
-                loop.remove_reader(self._shell)
-        return conversation
 
-    async def _go_on(self, conversation: Conversation) -> None:
-        """Continue without a terminal until no run is at work and no other terminal is attached. The conversation stays
-        open."""
-        assert conversation.run is not None and self._start.parts.state is not None
-        leave_session(0)
-        redirect_output(self._start.parts.state, conversation.run)
-        with suppress(OSError):
-            self._shell.send(b".", socket.MSG_NOSIGNAL)
-        await conversation.control.wait_until_idle(conversation.run.tree)
+async def _go_on(start: StartUp, conversation: Conversation, shell: socket.socket) -> None:
+    """Continue without a terminal until no run is at work and no other terminal is attached. The conversation stays
+    open."""
+    assert conversation.run is not None and start.parts.state is not None
+    leave_session(0)
+    redirect_output(start.parts.state, conversation.run)
+    with suppress(OSError):
+        shell.send(b".", socket.MSG_NOSIGNAL)
+    await conversation.control.wait_until_idle(conversation.run.tree)
 
 
 async def attach_conversation(
@@ -230,16 +207,24 @@ def split_process() -> tuple[socket.socket | None, int]:
     sys.stdout.flush()
     sys.stderr.flush()
     ours, theirs = socket.socketpair()
+    modes = termios.tcgetattr(0)
     child = os.fork()
     if child == 0:
         ours.close()
         return theirs, 0
     theirs.close()
-    return None, _wait_for_second(child, ours)
+    code = _wait_for_second(child, ours)
+    if code < 0:  # killed, so it could not restore the terminal
+        with suppress(OSError, termios.error):
+            os.write(2, f"{LEAVE_SEQUENCE}\r\x1b[J".encode())  # erases the bottom area, too
+            if os.tcgetpgrp(0) == os.getpgrp():
+                termios.tcsetattr(0, termios.TCSANOW, modes)
+    return None, code if code >= 0 else 128 - code
 
 
 def _wait_for_second(child: int, connection: socket.socket) -> int:
-    """Wait until the second process `child` has ended or left the terminal, and return the exit code.
+    """Wait until the second process `child` has ended or left the terminal, and return the exit code, or the negative
+    number of the signal that killed the child.
 
     The terminal sends Ctrl-C and Ctrl-Z to both processes, and this one ignores them. It stops itself only after the
     child has stopped, so that the shell gets the terminal after the child has restored it."""
@@ -260,5 +245,4 @@ def _wait_for_second(child: int, connection: socket.socket) -> int:
         if connection.recv(1):
             return 0
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    code = os.waitstatus_to_exitcode(ended[0] if ended else os.waitpid(child, 0)[1])
-    return code if code >= 0 else 128 - code
+    return os.waitstatus_to_exitcode(ended[0] if ended else os.waitpid(child, 0)[1])
