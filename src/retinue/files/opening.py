@@ -153,18 +153,11 @@ def open_parent(
         os.close(fd)
 
 
-def stat_below(root: AnyPath, path: Sequence[str]) -> os.stat_result:
-    """Return the status of the entry at `path`, given as its components, relative to the trusted path `root`.
-
-    Raises `RefusedFile` if the entry or a folder on the way is a link."""
-    with open_parent(root, path, open_step=_open_real_folder) as (folder, name):
-        return _stat_unless_link(name, folder)
-
-
 def stat_real(path: AnyPath) -> os.stat_result:
     """Return the status of the entry at an absolute path. Raises `RefusedFile` if the entry, or any folder on the way
     from the root of the file system, is a link."""
-    return stat_below("/", Path(path).parts[1:] or (".",))
+    with open_parent("/", Path(path).parts[1:] or (".",), open_step=_open_real_folder) as (folder, name):
+        return _stat_unless_link(name, folder)
 
 
 def open_real_folder(path: AnyPath) -> int:

@@ -26,7 +26,7 @@ from retinue.files.content import read_small_file
 from retinue.files.locks import open_own_file, take_file_lock
 from retinue.files.opening import open_parent
 from retinue.files.private import make_private_folder
-from retinue.files.state_folder import APPLY_FOLDER
+from retinue.files.state_folder import APPLY_FOLDER, RUNS_FOLDER
 from retinue.files.trees import remove_tree
 from retinue.files.user_key import has_signature, sign_data
 from retinue.workspaces.capture import read_current
@@ -64,7 +64,7 @@ def find_staging_folder(target: str, state: str) -> str:
 
     For the workspace of a run in the folder `state`, it is in the run's folder, which no run can write. For a project
     it is in the project's state folder, also if the runs themselves are elsewhere."""
-    is_workspace = Path(target).is_relative_to(f"{state}/runs")
+    is_workspace = Path(target).is_relative_to(f"{state}/{RUNS_FOLDER}")
     return f"{Path(target).parent}/{APPLY_FOLDER}" if is_workspace else f"{target}/.retinue/{APPLY_FOLDER}"
 
 

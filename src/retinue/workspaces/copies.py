@@ -194,23 +194,20 @@ def explain_missing_copy(who: str, spawned: RunSpawned) -> str:
 
 def list_copies(state: str, tree: str) -> list[CopiedWorkspace]:
     """Return the copied workspaces of a tree, in the order of its runs. Raises RetinueError if one cannot be read."""
-    runs = _list_run_numbers(state, tree)
-    return [found for found in (find_copy(state, tree, run) for run in runs) if found is not None]
+    return [one for run in _list_run_numbers(state, tree) if (one := find_copy(state, tree, run)) is not None]
 
 
 def summarize_copies(state: str, tree: str) -> list[RunCopy]:
     """Return the copied workspaces of a tree as `RunCopy` values, in the order of its runs. A copy that cannot be read
     has a `problem`."""
-    runs = _list_run_numbers(state, tree)
-    return [found for found in (_summarize_copy(state, tree, run) for run in runs) if found is not None]
-
-
-def _summarize_copy(state: str, tree: str, run: int) -> RunCopy | None:
-    try:
-        one = find_copy(state, tree, run)
-        return None if one is None else one.summarize()
-    except RetinueError as error:
-        return RunCopy(tree=tree, run=run, kind="", source="", problem=str(error))
+    found = []
+    for run in _list_run_numbers(state, tree):
+        try:
+            if (one := find_copy(state, tree, run)) is not None:
+                found.append(one.summarize())
+        except RetinueError as error:
+            found.append(RunCopy(tree=tree, run=run, kind="", source="", problem=str(error)))
+    return found
 
 
 def _list_run_numbers(state: str, tree: str) -> list[int]:

@@ -23,7 +23,7 @@ from retinue.files.opening import RefusedFile, stat_real
 from retinue.files.private import make_private_folder, open_private_file, write_private_file
 from retinue.files.reserved import find_git_root
 from retinue.files.scratch import make_scratch_name
-from retinue.files.state_folder import find_tree_folder, name_run_folder
+from retinue.files.state_folder import RUNS_FOLDER, find_tree_folder, name_run_folder
 from retinue.files.trees import measure_folder, remove_tree, remove_whole_tree
 from retinue.workspaces.workspace import ChangesRecord, Workspace
 
@@ -51,7 +51,7 @@ class StateFolder:
             raise ConfigError(NOT_A_REPOSITORY.format(project=self.project))
 
     def tree_folder(self, tree: str) -> str:
-        return f"{self.folder}/runs/{tree}"
+        return f"{self.folder}/{RUNS_FOLDER}/{tree}"
 
     def run_folder(self, tree: str, run: int) -> str:
         return name_run_folder(self.folder, tree, run)
