@@ -295,31 +295,30 @@ def check_seal(db: apsw.Connection, seal: bytes | str, found: Any) -> None:
 def reseal_batches(db: apsw.Connection) -> None:
     """Seal all batches and the index with the user's key, no matter who wrote them. A batch that cannot be unpacked
     keeps its seal, so that readers show a gap there."""
+    last = next_batch(db) - 1
     with db:
-        for table in _INDEX:
-            db.execute(f"DELETE FROM {table}")
-        index = _make_index(db)
-        rows: list[int] = [row for (row,) in db.execute("SELECT id FROM batches ORDER BY id")]
+        rows: list[int] = [row for (row,) in db.execute("SELECT id FROM batches")]
         for row in rows:
             stored = db.execute("SELECT lines FROM batches WHERE id = ?", (row,)).get
-            try:
-                lines = unpack_lines(db, stored)
-            except LogDamaged:
-                continue
-            index.apply(decode_lines(lines), row)
-            db.execute("UPDATE batches SET seal = ? WHERE id = ?", (seal_lines(stored), row))
-            _insert_changes(db, index)
-        db.execute("UPDATE writer SET indexed = ?", (next_batch(db) - 1,))
+            with suppress(LogDamaged):
+                unpack_lines(db, stored)
+                db.execute("UPDATE batches SET seal = ? WHERE id = ?", (seal_lines(stored), row))
+        for table in _INDEX:
+            db.execute(f"DELETE FROM {table}")
+        db.execute("UPDATE writer SET indexed = 0")
+        index_tail(db)
+        db.execute("UPDATE writer SET indexed = ?", (last,))
 
 
 def index_tail(db: apsw.Connection) -> None:
-    """Add to the index the batches that a killed writer did not index."""
+    """Add to the index the batches that it lacks: those that a killed writer did not index, or all for a new index."""
     tail = list_tail(db)
     if tail:
         index = continue_index(db)
-        _fold_tail(db, index, tail)
         with db:
-            _insert_changes(db, index)
+            for row in tail:  # one by one: all changes of a large file at once would fill the memory
+                _fold_tail(db, index, [row])
+                _insert_changes(db, index)
             db.execute("UPDATE writer SET indexed = ?", (tail[-1],))
 
 
@@ -335,18 +334,13 @@ def continue_index(db: apsw.Connection) -> TreeIndex:
     return TreeIndex(partial(load_whole, load_tree), partial(load_whole, load_run))
 
 
-def _make_index(db: apsw.Connection) -> TreeIndex:
-    """Return a `TreeIndex` that continues the stored index. Raises LogDamaged for a damaged row."""
-    return TreeIndex(partial(load_tree, db), partial(load_run, db))
-
-
 def begin_reading(db: apsw.Connection, trees: Collection[str] | None = None) -> list[LogError]:
     """Begin a transaction with a snapshot of the file, and complete the index in memory with the tail. With `trees`,
     only the events of those trees are added. Return the errors of damaged batches in the tail."""
     db.execute("BEGIN")
     tail, damaged = list_tail(db), list[LogError]()
     if tail:
-        index = _make_index(db)
+        index = TreeIndex(partial(load_tree, db), partial(load_run, db))
         _fold_tail(db, index, tail, trees, damaged.append)
         db.execute("PRAGMA query_only = OFF")
         db.execute(_JOIN_TAIL)
@@ -660,17 +654,12 @@ def recover_file(db: apsw.Connection) -> apsw.Connection:
     damaged index; it takes time in proportion to the file's size."""
     recovered = apsw.Connection("")  # the empty name: a temporary file that SQLite removes
     recovered.execute(_CREATE)
-    index = _make_index(recovered)
     with recovered:
         for row in range(1, find_last_batch(db) + 1):
-            try:
-                lines = load_batch(db, row)
-            except LogDamaged:
-                continue
-            stored = pack_lines(lines)
-            recovered.execute("INSERT INTO batches VALUES (?, ?, ?)", (row, stored, seal_lines(stored)))
-            index.apply(decode_lines(lines), row)
-            _insert_changes(recovered, index)
+            with suppress(LogDamaged):
+                stored = pack_lines(load_batch(db, row))
+                recovered.execute("INSERT INTO batches VALUES (?, ?, ?)", (row, stored, seal_lines(stored)))
+    index_tail(recovered)
     return recovered
 
 
