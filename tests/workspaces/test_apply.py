@@ -154,7 +154,7 @@ def counted(real):
         left[0] -= 1
         return real(*args, **more)
     return call
-for name in ("link", "rename", "mkdir", "rmdir", "fsync"):
+for name in ("link", "rename", "replace", "unlink", "mkdir", "rmdir", "fsync"):
     setattr(os, name, counted(getattr(os, name)))
 one = copies.find_copy(state, tree, 0)
 target = copies.TargetFolder(project, state=state)
@@ -164,7 +164,8 @@ target.carry_out(target.plan([one]), [one])
 
 async def test_a_crash_at_any_step_is_put_back_by_the_next_one(tmp_path: Path) -> None:
     project = repository(tmp_path / "p", b="b\n", **{"d/e": "e\n"})
-    result = await work(project, "echo 1 > b; rm -r d; mkdir -p n/m; echo 1 > n/m/f; echo 2 >> a.txt")
+    changing = r"echo 1 > b; rm -r d; mkdir -p n/m; echo 1 > n/m/f; echo 2 >> a.txt; printf z > $'by\377te'"
+    result = await work(project, changing)
     before, after = hashed(project), None
     state = project / ".retinue"
     steps = 0

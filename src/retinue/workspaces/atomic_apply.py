@@ -11,10 +11,11 @@ caller, and if an apply may write every path in it.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -46,17 +47,13 @@ class Journal(msgspec.Struct, frozen=True):
     """The plan of an apply to the folder `root`.
 
     `paths` lists all files in the order of the changes, `removed` the files among them to remove, `folders` the new
-    folders. On disk the journal is signed, and paths are hexadecimal because file names need not be valid text."""
+    folders. On disk the journal is signed, in the JSON of Python, which keeps file names that are not valid text."""
 
     root: str
     paths: tuple[str, ...]
     removed: tuple[str, ...]
     folders: tuple[str, ...]
     signature: str = ""
-
-    def convert_paths(self, convert: Callable[[str], str]) -> Journal:
-        paths, removed, folders = (tuple(map(convert, each)) for each in (self.paths, self.removed, self.folders))
-        return Journal(convert(self.root), paths=paths, removed=removed, folders=folders, signature=self.signature)
 
 
 def find_staging_folder(target: str, state: str) -> str:
@@ -277,42 +274,34 @@ def write_journal(staging: Path, journal: Journal) -> None:
     """Sign the journal and write it to disk.
 
     Without a usable key, the journal stays unsigned and no later process acts on it."""
-    stored = journal.convert_paths(_to_hex)
     with suppress(ConfigError):
-        stored = msgspec.structs.replace(stored, signature=sign_data(PURPOSE, _encode_signed_content(staging, stored)))
-    replace_file(staging / JOURNAL, msgspec.json.encode(stored), sync=True)
+        signature = sign_data(PURPOSE, _encode_signed_content(staging, journal))
+        journal = msgspec.structs.replace(journal, signature=signature)
+    replace_file(staging / JOURNAL, json.dumps(msgspec.structs.asdict(journal)).encode(), sync=True)
 
 
 def read_journal(staging: Path, *, root: str) -> Journal | None:
     """Return the journal of a staging folder, or None. Raises RetinueError for a journal that is not the user's."""
     try:
         data = read_small_file(staging / JOURNAL, MAX_JOURNAL_BYTES, owners=(os.geteuid(),))
-        stored = msgspec.json.decode(data, type=Journal)
-        journal = stored.convert_paths(_from_hex)
+        journal = msgspec.convert(json.loads(data), Journal)
         is_ours = (
-            has_signature(PURPOSE, _encode_signed_content(staging, stored), stored.signature)
+            has_signature(PURPOSE, _encode_signed_content(staging, journal), journal.signature)
             and journal.root == root
             and set(journal.removed) <= set(journal.paths)
             and all(map(is_allowed_path, (*journal.paths, *journal.folders)))
         )
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, msgspec.MsgspecError):
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         is_ours = False
     if not is_ours:
         raise RetinueError(UNPROVEN.format(staging=staging))
     return journal
 
 
-def _encode_signed_content(staging: Path, stored: Journal) -> bytes:
+def _encode_signed_content(staging: Path, journal: Journal) -> bytes:
     """Return the bytes to sign: the journal together with the path of its staging folder."""
-    place = _to_hex(os.path.realpath(staging))
-    return msgspec.json.encode([place, stored.root, stored.paths, stored.removed, stored.folders])
-
-
-def _to_hex(path: str) -> str:
-    return os.fsencode(path).hex()
-
-
-def _from_hex(path: str) -> str:
-    return os.fsdecode(bytes.fromhex(path))
+    return json.dumps(
+        [os.path.realpath(staging), journal.root, journal.paths, journal.removed, journal.folders]
+    ).encode()

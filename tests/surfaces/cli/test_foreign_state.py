@@ -41,8 +41,7 @@ def plant_journal(staging: Path, *, root: Path, path: str) -> None:
     staging.mkdir(parents=True)
     (staging / "old-0").write_text("#!/bin/sh\n")
     (staging / "old-0").chmod(0o755)
-    name = path.encode().hex()
-    journal = {"root": str(root).encode().hex(), "paths": [name], "removed": [name], "folders": []}
+    journal = {"root": str(root), "paths": [path], "removed": [path], "folders": []}
     (staging / "journal.json").write_text(json.dumps(journal))
     (staging / "journal.json").chmod(0o600)
 
