@@ -14,7 +14,6 @@ from retinue.files.opening import open_parent, open_regular_file
 from retinue.files.reserved import list_all_prefixes
 from retinue.workspaces.store import Contents, Files, StoredFile, add_file
 from retinue.workspaces.walk import (
-    HARD_LINKED,
     LINK_MODE,
     FolderEntry,
     Walker,
@@ -55,8 +54,7 @@ def capture_folder(walker: Walker, contents: Contents, before: Files) -> FolderS
             captured.files[entry.path] = _store_entry(entry, contents)
         except OSError as error:
             walker.skip(entry.path, error.strerror or str(error))
-    for path in walker.list_hard_linked():
-        walker.skip(path, HARD_LINKED)
+    for path in walker.skip_hard_linked():
         captured.files.pop(path, None)
     for path in before.keys() - captured.files.keys():
         if captured.is_unseen(path):

@@ -13,7 +13,7 @@ from retinue.core.errors import RetinueError
 from retinue.files.content import read_chunks, write_all
 from retinue.files.opening import open_folder, open_parent
 from retinue.workspaces.store import Contents, Files, StoredFile, add_file
-from retinue.workspaces.walk import HARD_LINKED, FolderEntry, Walker, open_entry
+from retinue.workspaces.walk import FolderEntry, Walker, open_entry
 
 PRIVATE_MODES = (0o700, 0o600)
 PUBLIC_MODES = (0o755, 0o644)
@@ -77,8 +77,7 @@ class FolderCopier:
                     files[entry.path] = stored
         finally:
             os.close(top)
-        for path in walker.list_hard_linked():
-            walker.skip(path, HARD_LINKED)
+        for path in walker.skip_hard_linked():
             files.pop(path, None)
             Path(self._target, path).unlink(missing_ok=True)
         return files

@@ -23,7 +23,6 @@ MOST = 1_000_000
 LISTED = 20
 # How git writes modes.
 LINK_MODE, EXECUTABLE_MODE, PLAIN_MODE = "120000", "100755", "100644"
-HARD_LINKED = "also a file elsewhere, by a hard link"
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
@@ -129,9 +128,12 @@ class Walker:
         self.skipped.add(path, why)
         self.unseen.add(path)
 
-    def list_hard_linked(self) -> set[str]:
-        """Return the files that have another hard link outside the folder. Complete only after the walk."""
-        return {path for links, paths in self._links.values() if links > len(paths) for path in paths}
+    def skip_hard_linked(self) -> list[str]:
+        """Skip the files with another hard link outside the folder, and return them. Complete only after the walk."""
+        found = [path for links, paths in self._links.values() if links > len(paths) for path in paths]
+        for path in found:
+            self.skip(path, "also a file elsewhere, by a hard link")
+        return found
 
     def _walk_folder(self, folder: int, above: str, depth: int, ignored: bool) -> Iterator[FolderEntry]:
         names = sorted(os.listdir(folder), key=lambda name: (name != ".gitignore", name))
