@@ -69,19 +69,17 @@ def fold_bills(events: Iterable[Event], *, by: str) -> dict[str, Bill]:
     for event in events:
         body = event.body
         if isinstance(body, UsageReported):
-            name = key(event, body)
-            found[name] = found.get(name, NO_BILL) + make_bill(body)
+            tokens, name = body.usage.total_tokens, key(event, body)
+            found[name] = found.get(name, NO_BILL) + Bill(
+                calls=1,
+                usage=body.usage,
+                cost=NOTHING if body.cost is None else body.cost,
+                unpriced=tokens if body.cost is None else 0,
+                estimated=tokens if body.estimated else 0,
+            )
     if by == "day":
         return dict(sorted(found.items()))
     return dict(sorted(found.items(), key=lambda item: (-item[1].cost, -item[1].usage.total_tokens, item[0])))
-
-
-def make_bill(body: UsageReported) -> Bill:
-    tokens = body.usage.total_tokens
-    estimated = tokens if body.estimated else 0
-    if body.cost is None:
-        return Bill(calls=1, usage=body.usage, cost=NOTHING, unpriced=tokens, estimated=estimated)
-    return Bill(calls=1, usage=body.usage, cost=body.cost, unpriced=0, estimated=estimated)
 
 
 def sum_subtree_bill(run: RunView) -> Bill:

@@ -281,18 +281,14 @@ class RunView(Struct, eq=False, gc=False):
             self.team.apply(warned)
 
     def _apply_team(self, body: Body, event: Event) -> None:
-        if not self.keeps_texts:
-            return
-        if self.team is None:
-            self.team = TeamState()
-        self.team.apply(body)
+        if self.keeps_texts:
+            self.team = self.team or TeamState()
+            self.team.apply(body)
 
     def _apply_rounds(self, body: Body, event: Event) -> None:
-        if not self.keeps_texts:
-            return
-        if self.rounds is None:
-            self.rounds = RoundState()
-        self.rounds.apply(body)
+        if self.keeps_texts:
+            self.rounds = self.rounds or RoundState()
+            self.rounds.apply(body)
 
     def _apply_gap(self, gap: Gap, event: Event) -> None:
         if gap.code == "damaged" and self.keeps_texts:
