@@ -123,12 +123,12 @@ class FileWriter(BatchWriter):
                 schema.index_tail(self._db)  # again: a writer that lost the lock may have written before our epoch
                 self._first_batch = self._next_batch = schema.next_batch(self._db)
                 self._files = schema.identify_files(path)
-                self._reader = schema.open_reader(path)
                 self._journal_pages = 0
                 # Replaces SQLite's own hook, which checkpoints before a commit returns.
                 self._db.set_wal_hook(self._note_journal)
             undo.pop_all()
         locks.sign_lock(lock, writer, self._first_batch)
+        self._reader: apsw.Connection | None = None  # of the event loop; `_db` is the thread's
         self._index = schema.continue_index(self._db)
         self._unindexed: list[tuple[int, list[Event]]] = []  # batches that are not indexed yet
         self._unindexed_bytes = 0
@@ -141,14 +141,16 @@ class FileWriter(BatchWriter):
         """Make the feed of a tree without watchers. If a dead process left the tree without an ending, the tree counts
         as ended, unless this process continues it.
 
-        Blocks for one short lookup in the file, so that no event is published between reading and watching.
+        Blocks for one short lookup in the file, so that no event is published between reading and watching. A tree that
+        has just begun is not looked up.
         """
         if self.is_closing:
             raise LogError("the log is closed")
         # Events move from pending to unindexed to the index. Reading in that order misses none.
         pending = [coming for coming in list(self.pending) if coming.tree == tree]
         unindexed = [event for _, batch in list(self._unindexed) for event in batch if event.tree == tree]
-        row = schema.load_tree(self._reader, tree) or (TreeRow.begin(unindexed[0]) if unindexed else None)
+        is_new = any(event.seq == 1 for event in (*unindexed[:1], *pending[:1]))
+        row = (None if is_new else self._load_tree(tree)) or (TreeRow.begin(unindexed[0]) if unindexed else None)
         if row is None:
             return Feed(TreeRow(tree, 0.0))
         if not (pending or unindexed or row.last_batch >= self._first_batch):
@@ -160,6 +162,11 @@ class FileWriter(BatchWriter):
         for coming in pending if row.ended else ():  # a run, not yet on disk, that continues a finished tree
             row.apply(coming)
         return feed
+
+    def _load_tree(self, tree: str) -> TreeRow | None:
+        if self._reader is None:
+            self._reader = schema.open_reader(self.path)
+        return schema.load_tree(self._reader, tree)
 
     def write_batch(self, batch: list[Event]) -> LogError | None:
         lines = encode_stored_events(batch)
@@ -190,7 +197,8 @@ class FileWriter(BatchWriter):
         self._write_index()
         lost = self._find_loss() if self.commits and self.error is None else None
         for db in (self._reader, self._db):
-            schema.close_quietly(db)
+            if db is not None:
+                schema.close_quietly(db)
         os.close(self._lock)
         return lost
 
