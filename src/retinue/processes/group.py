@@ -44,12 +44,8 @@ class ProcessGroup:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
+        self.pid = process.pid  # of the first process, and so the number of the group
         self._guard: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        """Return the pid of the first process, which is also the number of the group."""
-        return self.process.pid
 
     @property
     def returncode(self) -> int | None:
