@@ -226,6 +226,7 @@ class _ChangeTransfer:
 
     def __init__(self, workspace: str, target: int, base: Files, never: Collection[FileId]) -> None:
         self._workspace, self._target, self._base, self._never = workspace, target, base, never
+        self._make_parent = partial(open_parent, target, create=True, inherit_owner=True, never=never)
         self._notes: dict[str, list[str]] = {text: [] for text in (REPLACED, REMOVED, BLOCKED, IN_GIT_FOLDER)}
 
     def describe(self, skipped: Skipped) -> list[str]:
@@ -262,7 +263,7 @@ class _ChangeTransfer:
         """Create a folder that the run created."""
 
         def make() -> None:
-            with self._open_parent(path) as (folder, name):
+            with self._make_parent(path) as (folder, name):
                 make_folder(name, dir_fd=folder, mode=0o755, inherit_owner=True)
                 os.close(open_folder(name, dir_fd=folder))
 
@@ -284,7 +285,7 @@ class _ChangeTransfer:
         with open_parent(self._workspace, path) as (folder, name):
             source = open_regular_file(name, dir_fd=folder)
         try:
-            with self._open_parent(path) as (folder, name):
+            with self._make_parent(path) as (folder, name):
 
                 def look() -> None:
                     nonlocal found
@@ -302,11 +303,6 @@ class _ChangeTransfer:
         finally:
             os.close(source)
         return found
-
-    @contextmanager
-    def _open_parent(self, path: str) -> Iterator[tuple[int, str]]:
-        with open_parent(self._target, path, create=True, inherit_owner=True, never=self._never) as found:
-            yield found
 
     def _attempt(self, path: str, act: Callable[[], None]) -> None:
         """Call `act`, and retry up to TRIES times if another process removes a folder meanwhile."""
