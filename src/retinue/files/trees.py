@@ -143,7 +143,7 @@ def measure_folder(folder: AnyPath) -> int:
     return total
 
 
-def is_open(path: AnyPath) -> bool:
+def is_public(path: AnyPath) -> bool:
     """Return True if every user may read the file, or read and enter the folder."""
     try:
         mode = Path(path).stat().st_mode
@@ -153,11 +153,11 @@ def is_open(path: AnyPath) -> bool:
     return mode & needed == needed
 
 
-def is_open_tree(folder: AnyPath) -> bool:
+def is_public_tree(folder: AnyPath) -> bool:
     """Return True if every user may read a folder and everything below it. Others may add and remove files
     meanwhile."""
     visits = os.walk(folder)
-    return all(is_open(path) for above, _, names in visits for path in (above, *(f"{above}/{name}" for name in names)))
+    return all(is_public(path) and all(is_public(f"{path}/{name}") for name in names) for path, _, names in visits)
 
 
 def give_folder(folder: AnyPath | int, uid: int, gid: int) -> None:

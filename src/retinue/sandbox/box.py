@@ -18,7 +18,7 @@ from retinue.files.content import read_chunks, write_all
 from retinue.files.opening import open_folder, open_regular_file, stat_real
 from retinue.files.private import make_private_folder
 from retinue.files.state_folder import find_state_folder
-from retinue.files.trees import is_open
+from retinue.files.trees import is_public
 from retinue.protocol.tool_server import Pin
 from retinue.tools.truncate import SPILL_BYTES
 from retinue.workspaces.run_folders import HOST_OUTPUTS, RunFolders
@@ -113,7 +113,7 @@ def find_closed_paths(box: Box) -> list[str]:
     The run gets a warning for each path. The permissions are not changed."""
     shared = () if box.own_workspace else (box.workspace,)
     given = [path for path in (*box.readable, *box.objects, *shared) if not is_below(path, (box.hidden,))]
-    return [path for path in given if not is_open(path)]
+    return [path for path in given if not is_public(path)]
 
 
 def find_output(folder: str, name: str) -> str:

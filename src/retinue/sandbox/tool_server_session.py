@@ -27,7 +27,7 @@ from retinue.core.network import Hosts
 from retinue.core.plans import Job
 from retinue.core.ports import Emit, Execution, Folders, LocalTool, Outcome
 from retinue.core.rules import CODE_MODE
-from retinue.files.trees import is_open
+from retinue.files.trees import is_public
 from retinue.protocol import tool_server as frames
 from retinue.sandbox.box import (
     Box,
@@ -133,7 +133,7 @@ class ToolServerSession:
             if is_below(path, (os.path.realpath(folders.own),)):
                 return
             folders = folders.parent
-        if not is_open(path):
+        if not is_public(path):
             raise Failed(CLOSED_WORKSPACE.format(path=path))
 
     async def make_workspace(self) -> None:

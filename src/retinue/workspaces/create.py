@@ -32,7 +32,7 @@ from retinue.files.atomic import create_folder, move_folder
 from retinue.files.content import read_small_file
 from retinue.files.private import make_private_folder
 from retinue.files.state_folder import find_state_folder
-from retinue.files.trees import is_open_tree, remove_tree
+from retinue.files.trees import is_public_tree, remove_tree
 from retinue.workspaces import git
 from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.ignores import Ignores
@@ -297,7 +297,7 @@ def make_clone(workspace: str, project: str, repository: git.Repository) -> tupl
     objects = _find_object_folders(repository.objects)
     foreign_objects = _find_foreign_objects(objects, repository, project)
     _make_repository(workspace, project, repository, objects)
-    if os.geteuid() == 0 and not foreign_objects and not all(map(is_open_tree, objects)):
+    if os.geteuid() == 0 and not foreign_objects and not all(map(is_public_tree, objects)):
         with suppress(RetinueError):
             git.run_in_store("repack", "-a", "-d", "-q", git_dir=f"{workspace}/.git", cwd=workspace)
             Path(workspace, ".git/objects/info/alternates").unlink()
