@@ -156,7 +156,7 @@ def open_parent(
 def stat_real(path: AnyPath) -> os.stat_result:
     """Return the status of the entry at an absolute path. Raises `RefusedFile` if the entry, or any folder on the way
     from the root of the file system, is a link."""
-    with open_parent("/", Path(path).parts[1:] or (".",), open_step=_open_real_folder) as (folder, name):
+    with open_parent("/", Path(path).parts[1:] or (".",), open_step=_open_real_step) as (folder, name):
         return _stat_unless_link(name, folder)
 
 
@@ -167,7 +167,7 @@ def open_real_folder(path: AnyPath) -> int:
         return open_folder(name, dir_fd=folder)
 
 
-def _open_real_folder(folder: int, name: str) -> int:
+def _open_real_step(folder: int, name: str) -> int:
     _stat_unless_link(name, folder)
     return _open_step(folder, name)
 

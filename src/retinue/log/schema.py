@@ -16,9 +16,9 @@ in memory (`begin_reading`), the next writer of the file adds them to the index 
 batch without a valid seal is never read; its trees have a `gap` instead. A file with a damaged index is read through
 `recover_file`.
 
-Batches and index are written with one statement each, through the views `appended` and `indexed`: each statement
-releases the interpreter lock, and under load takes long to get it back. The triggers of the views refuse a writer
-whose epoch is not the newest.
+Batches and index are written with one statement each, the index through the view `indexed`: each statement releases
+the interpreter lock, and under load takes long to get it back. Both statements do nothing for a writer whose epoch is
+not the newest.
 """
 
 from __future__ import annotations
@@ -59,20 +59,13 @@ LARGEST_UNPACKED = 256 * 2**20  # larger batches are stored as they are
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PLACE = re.compile(rb'\{"seq":(\d+),"tree":"([^"]*)"')
 _INDEX = ("places", "trees", "runs", "tallies", "names")
-_LOST = "the epoch of the writer is over"
 _MAKE_LINES = f"""
 CREATE TABLE batches (id INTEGER PRIMARY KEY, lines BLOB NOT NULL, seal BLOB NOT NULL) STRICT;
 CREATE TABLE writer (epoch INTEGER NOT NULL, indexed INTEGER NOT NULL) STRICT;
 INSERT INTO writer VALUES (0, 0);
-CREATE VIEW appended AS SELECT NULL AS epoch, NULL AS batch, NULL AS lines, NULL AS seal;
-CREATE TRIGGER append_batch INSTEAD OF INSERT ON appended BEGIN
-  SELECT RAISE(ABORT, '{_LOST}') WHERE NEW.epoch <> (SELECT epoch FROM writer);
-  INSERT INTO batches VALUES (NEW.batch, NEW.lines, NEW.seal);
-END;
 CREATE VIEW indexed AS
   SELECT NULL AS epoch, NULL AS batch, NULL AS places, NULL AS trees, NULL AS runs, NULL AS tallies, NULL AS names;
-CREATE TRIGGER index_batches INSTEAD OF INSERT ON indexed BEGIN
-  SELECT RAISE(ABORT, '{_LOST}') WHERE NEW.epoch <> (SELECT epoch FROM writer);
+CREATE TRIGGER index_batches INSTEAD OF INSERT ON indexed WHEN NEW.epoch = (SELECT epoch FROM writer) BEGIN
   INSERT INTO changes VALUES (NEW.places, NEW.trees, NEW.runs, NEW.tallies, NEW.names);
   UPDATE writer SET indexed = NEW.batch;
 END;
@@ -421,15 +414,17 @@ def begin_epoch(db: apsw.Connection) -> int:
     return found
 
 
-def append_batch(db: apsw.Connection, *, epoch: int, batch: int, lines: bytes) -> None:
-    """Commit one batch."""
+def append_batch(db: apsw.Connection, *, epoch: int, batch: int, lines: bytes) -> bool:
+    """Commit one batch. Returns False, and writes nothing, if another process has begun a newer epoch."""
     stored = pack_lines(lines)
-    db.execute("INSERT INTO appended VALUES (?, ?, ?, ?)", (epoch, batch, stored, seal_lines(stored)))
+    insert = "INSERT INTO batches SELECT ?, ?, ? WHERE ? = (SELECT epoch FROM writer)"
+    db.execute(insert, (batch, stored, seal_lines(stored), epoch))
+    return bool(db.changes())
 
 
 def index_batches(db: apsw.Connection, *, epoch: int, batch: int, index: TreeIndex) -> None:
-    """Write the index changes of the batches up to `batch`. The write is not synced: if a crash of the machine loses
-    it, the next writer repeats it."""
+    """Write the index changes of the batches up to `batch`, unless another process has begun a newer epoch. The write
+    is not synced: if a crash of the machine loses the changes, the next writer repeats them."""
     db.pragma("synchronous", "normal")
     try:
         db.execute("INSERT INTO indexed VALUES (?, ?, ?, ?, ?, ?, ?)", (epoch, batch, *_encode_changes(index)))
@@ -451,15 +446,6 @@ def _encode_changes(index: TreeIndex) -> list[str]:
         [(name, run.first.tree, run.first.run) for run in changes.spawned for name in list_names(run)],
     )
     return [msgspec.json.encode(rows).decode() for rows in tables]
-
-
-def is_lost_epoch(error: BaseException) -> bool:
-    """Return True if a batch was refused because another process has begun a newer epoch. Only the triggers of this
-    module raise by a trigger, and they raise nothing else."""
-    if not isinstance(error, apsw.ConstraintError):
-        return False
-    code: int = error.extendedresult  # type: ignore[attr-defined] # set by apsw, but left out of its stubs
-    return code == apsw.SQLITE_CONSTRAINT_TRIGGER
 
 
 def next_batch(db: apsw.Connection) -> int:

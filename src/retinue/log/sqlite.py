@@ -32,6 +32,7 @@ INDEX_SECONDS = 1.0
 INDEX_BYTES = 16 * 2**20
 JOURNAL_PAGES = 1000  # from this size on, the journal is checkpointed after each write of the index
 VANISHED = "the log {path} was deleted or replaced while this process was writing it: what it held of this run is lost"
+TAKEN = "this process may no longer write the log {path}: another one has taken it"
 READ_CHUNK = 1000
 _LOG = logging.getLogger(__name__)
 
@@ -171,10 +172,11 @@ class FileWriter(BatchWriter):
     def write_batch(self, batch: list[Event]) -> LogError | None:
         lines = encode_stored_events(batch)
         try:
-            schema.append_batch(self._db, epoch=self._epoch, batch=self._next_batch, lines=lines)
+            is_ours = schema.append_batch(self._db, epoch=self._epoch, batch=self._next_batch, lines=lines)
         except Exception as error:  # noqa: BLE001 - no error may end the writer thread
-            return self._describe_failure("cannot write the log", error)
-        if (lost := self._find_loss()) is not None:
+            return LogError(schema.describe_error(f"cannot write the log {self.path}", error, self._db))
+        lost = self._find_loss() if is_ours else LogLost(TAKEN.format(path=self.path))
+        if lost is not None:
             return lost
         self.commits += 1
         if not self._unindexed:
@@ -212,25 +214,17 @@ class FileWriter(BatchWriter):
                 self._index.apply(events, batch)
             schema.index_batches(self._db, epoch=self._epoch, batch=self._next_batch - 1, index=self._index)
         except Exception as error:  # noqa: BLE001 - as above
-            failure = self._describe_failure("cannot write the index of the log", error)
-            if isinstance(failure, LogLost):  # the new writer indexes our batches, which are on disk
-                self._unindexed = []
-                return
             self._index_due = time.monotonic() + RETRY_SECONDS
             if not self._index_failed:  # warn once, not at every retry
                 self._index_failed = True
-                _LOG.warning("%s", failure)
+                failed = f"cannot write the index of the log {self.path}"
+                _LOG.warning("%s", schema.describe_error(failed, error, self._db))
             return
         self._unindexed, self._unindexed_bytes = [], 0
         self._index_failed = False
         if self._journal_pages >= JOURNAL_PAGES:
             with suppress(apsw.Error):  # retried after the next write of the index
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-
-    def _describe_failure(self, what: str, error: Exception) -> LogError:
-        if schema.is_lost_epoch(error):
-            return LogLost(f"this process may no longer write the log {self.path}: another one has taken it")
-        return LogError(schema.describe_error(f"{what} {self.path}", error, self._db))
 
     def _note_journal(self, db: apsw.Connection, name: str, pages: int) -> int:
         self._journal_pages = pages
