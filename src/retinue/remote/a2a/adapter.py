@@ -229,6 +229,8 @@ class A2aRun:
             raise Disconnected(text) if self._known.task else RetinueError(text)
         if self._known.task or self._known.typed:
             return tries
+        if isinstance(error, A2AClientError) and error.__cause__ is None:  # no HTTP error, but an answer
+            raise RetinueError(f"the agent answers with an error: {_explain(error)}")
         if self._is_asked and not _is_unsent(error):
             raise Disconnected(f"{UNKNOWN_START}: {_explain(error)}")
         if tries + 1 >= FIRST_TRIES:
