@@ -102,6 +102,15 @@ async def test_a_message_whose_stream_ends_without_a_task_is_not_sent_again(tmp_
     assert ending.status == "disconnected" and "is not called again" in (ending.error_details or "")
 
 
+async def test_an_error_in_place_of_a_task_is_no_lost_connection(tmp_path: Path) -> None:
+    busy = b'data: {"jsonrpc": "2.0", "id": 1, "error": {"code": -32000, "message": "busy"}}\n\n'
+    async with serve_answers(busy) as (url, called):
+        ending = await run_once(tmp_path, url)
+    assert called == ["SendStreamingMessage"]
+    text = "the agent answers with an error: JSON-RPC Error -32000: busy"
+    assert (ending.status, ending.error_details) == ("failed", text)
+
+
 MALFORMED = {
     "no object": [5],
     "a null": [None],

@@ -156,11 +156,29 @@ class A2aRun:
     # Reports
 
     async def reports(self) -> AsyncGenerator[Report]:
-        async with aclosing(_merge(self._follow(), self._inbox)) as reports:
-            async for report in reports:
-                yield report
-                if report.run == STARTED and isinstance(report.body, RunEnded):
-                    return
+        """Yield the reports of the task's streams, and those put into the inbox meanwhile, until the task has ended."""
+        followed = self._follow()
+        async with TaskOwner() as owner:
+            reading = owner.start(_next(followed))
+            hearing = owner.start(self._inbox.get())
+            try:
+                has_ended = False
+                while not has_ended:
+                    await asyncio.wait({reading, hearing}, return_when=asyncio.FIRST_COMPLETED)
+                    is_heard = hearing.done()
+                    report = hearing.result() if is_heard else reading.result()
+                    yield report
+                    has_ended = report.run == STARTED and isinstance(report.body, RunEnded)
+                    if is_heard:
+                        hearing = owner.start(self._inbox.get())
+                    else:
+                        reading = owner.start(_next(followed))
+            finally:
+                reading.cancel()
+                hearing.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await reading
+                await followed.aclose()
 
     async def _follow(self) -> AsyncGenerator[Report]:
         """Read the task's streams until the task has ended, and connect again after a lost one."""
@@ -211,6 +229,8 @@ class A2aRun:
             raise Disconnected(text) if self._known.task else RetinueError(text)
         if self._known.task or self._known.typed:
             return tries
+        if isinstance(error, A2AClientError) and error.__cause__ is None:  # no HTTP error, but an answer
+            raise RetinueError(f"the agent answers with an error: {_explain(error)}")
         if self._is_asked and not _is_unsent(error):
             raise Disconnected(f"{UNKNOWN_START}: {_explain(error)}")
         if tries + 1 >= FIRST_TRIES:
@@ -501,33 +521,8 @@ class A2aRun:
             wait = min(wait * 2, LONGEST_WAIT)
 
 
-async def _merge(reports: AsyncGenerator[Report], inbox: asyncio.Queue[Report]) -> AsyncGenerator[Report]:
-    """Yield reports, and those put into the inbox meanwhile."""
-    async with TaskOwner() as owner:
-        reading: asyncio.Task[Report | None] = owner.start(_next(reports))
-        hearing = owner.start(inbox.get())
-        try:
-            while True:
-                done, _ = await asyncio.wait({reading, hearing}, return_when=asyncio.FIRST_COMPLETED)
-                if hearing in done:
-                    yield hearing.result()
-                    hearing = owner.start(inbox.get())
-                if reading in done:
-                    report = reading.result()
-                    if report is None:
-                        return
-                    yield report
-                    reading = owner.start(_next(reports))
-        finally:
-            reading.cancel()
-            hearing.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await reading
-            await reports.aclose()
-
-
-async def _next(reports: AsyncGenerator[Report]) -> Report | None:
-    return await anext(reports, None)
+async def _next(reports: AsyncGenerator[Report]) -> Report:
+    return await anext(reports)  # a coroutine, as a task needs
 
 
 def _is_unsent(error: Exception) -> bool:

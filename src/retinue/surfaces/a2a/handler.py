@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -130,13 +131,8 @@ class TaskHandler(RequestHandler):
             await self._wait_for_pause(accepted, context)
         return apply_history_length(await self._make_task(task), params.configuration)
 
-    async def on_message_send_stream(
-        self, params: SendMessageRequest, context: ServerCallContext
-    ) -> AsyncGenerator[Update]:
-        accepted = await self._accept(params, context)
-        async with aclosing(self._stream(accepted.task, context, after=accepted.after, pauses=True)) as updates:
-            async for update in updates:
-                yield update
+    def on_message_send_stream(self, params: SendMessageRequest, context: ServerCallContext) -> AsyncGenerator[Update]:
+        return self._stream(partial(self._accept, params, context), context, pauses=True)
 
     async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> AcceptedMessage:
         """Carry out a message, unless the same message was carried out before."""
@@ -231,26 +227,28 @@ class TaskHandler(RequestHandler):
 
     # Streams
 
-    async def on_subscribe_to_task(
+    def on_subscribe_to_task(
         self, params: SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Update]:
+        return self._stream(partial(self._accept_subscription, params, context), context, pauses=False)
+
+    async def _accept_subscription(self, params: SubscribeToTaskRequest, context: ServerCallContext) -> AcceptedMessage:
+        """Return the task to subscribe to, and the event after which its stream begins."""
         task = self._find(params.id, context)
         view = await self._tasks.read_view(task)
         cursor = read_number(context.state.get("headers", {}).get(AFTER_HEADER.lower(), ""))
         is_typed = EXTENSION in context.requested_extensions and cursor is not None
         if view.ending is not None and not is_typed:
             raise UnsupportedOperationError(f"the task {task.tree} has ended: there is nothing more to stream")
-        after = view.last_seq if cursor is None or not is_typed else cursor
-        async with aclosing(self._stream(task, context, after=after, pauses=False)) as updates:
-            async for update in updates:
-                yield update
+        return AcceptedMessage(task, view.last_seq if cursor is None or not is_typed else cursor)
 
     async def _stream(
-        self, task: ServedTask, context: ServerCallContext, *, after: int, pauses: bool
+        self, accept: Callable[[], Awaitable[AcceptedMessage]], context: ServerCallContext, *, pauses: bool
     ) -> AsyncGenerator[Update]:
-        """Yield the task, then its updates after the event `after`, until the task ends. If `pauses` is set, the
-        stream also ends when the client is asked a question. If the generator is closed early, the client has
-        disconnected."""
+        """Accept a request, and yield its task, then the updates after the event `after`, until the task ends. If
+        `pauses` is set, the stream also ends when the client is asked a question. If the generator is closed early,
+        the client has disconnected."""
+        task, after, _ = await accept()
         is_whole = False
         is_typed = EXTENSION in context.requested_extensions
         updates = self._stream_typed(task, after) if is_typed else self._stream_shown(task, after, pauses=pauses)
