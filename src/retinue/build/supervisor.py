@@ -26,7 +26,7 @@ from retinue.core.limits import WORKSPACE_MIB, Timeouts
 from retinue.core.messages import Model, RunRef
 from retinue.core.network import Hosts, parse_hosts
 from retinue.core.ports import AttachedApprover, Log, Policy
-from retinue.core.profiles import RUNTIMES, Profile
+from retinue.core.profiles import Profile
 from retinue.core.rules import MODES, parse_rule
 from retinue.files.reserved import find_git_programs
 from retinue.protocol.inherited_limits import read_process_limits
@@ -177,9 +177,7 @@ def make_replay(
         planner = _make_planner(
             parts,
             models=lambda _: model,
-            runtimes=Placement(
-                dict.fromkeys(RUNTIMES, lambda _: IN_PROCESS), mode="inherited", find_remote=refuse_remote
-            ),
+            runtimes=Placement(lambda *_: IN_PROCESS, mode="inherited", find_remote=refuse_remote),
             default_model=model,
             network=parse_hosts(parts.network or ()),
         )
