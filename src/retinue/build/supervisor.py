@@ -128,7 +128,7 @@ def _start_notifier(command: Sequence[str], project: Path, supervisor: Superviso
         supervisor.warn_run(question.tree, question.run, text, code="notify")
 
     notifier = Notifier(command, project, warn)
-    notifier.follow(supervisor.watch_questions())
+    notifier.follow_questions(supervisor.watch_questions())
     return notifier
 
 
