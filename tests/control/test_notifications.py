@@ -29,7 +29,7 @@ class Desk:
         self.changes: asyncio.Queue[QuestionChange] = asyncio.Queue()
         self.warned: list[str] = []
         self.notifier = Notifier(command, folder, lambda question, text: self.warned.append(f"{question.id}: {text}"))
-        self.notifier.follow(self._read())
+        self.notifier.follow_questions(self._read())
 
     async def _read(self) -> AsyncGenerator[QuestionChange]:
         while True:

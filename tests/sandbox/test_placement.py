@@ -17,7 +17,7 @@ from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
 from retinue.build.sandboxes import make_placement
 from retinue.core.events import RunStarted, ToolResult
-from retinue.core.plans import Plan
+from retinue.core.plans import Plan, Runtime
 from retinue.core.profiles import RuntimeName
 from retinue.sandbox.builder import SandboxUnavailable, find_system_program
 from retinue.sandbox.in_process import IN_PROCESS, InProcess
@@ -49,16 +49,13 @@ class Sandboxed(InProcess):
     started = RunStarted("isolated", ("paper",))
 
 
-def no_sandbox(_: object) -> Sandboxed:
-    raise SandboxUnavailable("install paper")
-
-
 def placed(mode: RuntimeName = "inherited", fallback: RuntimeName | None = None, *, sandbox: bool = True) -> Placement:
-    return Placement(
-        {"inherited": lambda _: InProcess(), "isolated": (lambda _: Sandboxed()) if sandbox else no_sandbox},
-        mode=mode,
-        fallback=fallback,
-    )
+    def make(name: RuntimeName, _: object) -> Runtime:
+        if name == "isolated" and not sandbox:
+            raise SandboxUnavailable("install paper")
+        return Sandboxed() if name == "isolated" else InProcess()
+
+    return Placement(make, mode=mode, fallback=fallback)
 
 
 @pytest.mark.requirement("MASS-6", "P32")
@@ -75,7 +72,9 @@ def test_a_child_is_never_sandboxed_less_than_its_parent() -> None:
 @pytest.mark.parametrize("wish", [None, "inherited", "isolated"])
 def test_a_profile_whose_agent_is_elsewhere_is_placed_there(wish: Any) -> None:
     there = Sandboxed()
-    place = Placement({}, mode="inherited", find_remote=lambda profile: there if profile.name == "away" else None)
+    place = Placement(
+        lambda *_: IN_PROCESS, mode="inherited", find_remote=lambda profile: there if profile.name == "away" else None
+    )
     runtime, below, notes = place(Profile("away", runtime=wish), None)
     assert runtime is there and (below, notes) == (wish or "inherited", ())
 

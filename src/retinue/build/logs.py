@@ -99,12 +99,7 @@ def _ignore_state(ignore: Path) -> None:
 
 def open_observed_log(parts: Parts) -> tuple[Log, FindOrigin | None]:
     """Return the log, observed by telemetry if `parts` ask for it, and the function that finds a new tree's trace."""
-    log = open_log(parts.state)
-    point = os.environ.get("RETINUE_FAILPOINT", "")  # crash tests kill this process there
-    if point and not point.startswith("outbox_"):  # these are points of the outbox, in `files.failpoints`
-        from retinue.log.forwarding_log import FailingLog
-
-        log = FailingLog(log, point)
+    log = _with_failpoint(open_log(parts.state))
     if parts.telemetry:
         from retinue.telemetry.observer import ObservedLog, current_trace
         from retinue.telemetry.providers import is_disabled, make_providers
@@ -138,3 +133,13 @@ def _read_environment_trace() -> TraceOrigin:
     from retinue.protocol.inherited_limits import BAGGAGE, TRACE
 
     return TraceOrigin(traceparent_of(os.environ.get(TRACE, "")), baggage_of(os.environ.get(BAGGAGE, "")))
+
+
+def _with_failpoint(log: Log) -> Log:
+    """Return the log. In a crash test, return a log that kills this process at the named point."""
+    point = os.environ.get("RETINUE_FAILPOINT")
+    if not point or point.startswith("outbox_"):  # these are points of the outbox, in `files.failpoints`
+        return log
+    from retinue.log.forwarding_log import FailingLog
+
+    return FailingLog(log, point)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,23 +36,19 @@ def make_placement(parts: Parts, workspaces: Workspaces | None = None, agents: R
 
     A sandbox is probed when the first run needs it, before any model is called."""
     workspaces = workspaces or Workspaces()
-    add_workspaces = partial(WorkspaceSandbox, setup=parts.setup, workspaces=workspaces)
 
-    def make_delegated(_: Reach) -> RemoteRuntime:
-        from retinue.remote.outbox import OutboxAdapter
+    def make_runtime(name: RuntimeName, reach: Reach) -> Runtime:
+        if name == "delegated":
+            from retinue.remote.outbox import OutboxAdapter
 
-        if parts.outbox is None:
-            raise ConfigError(NO_OUTBOX)
-        return RemoteRuntime(adapter=OutboxAdapter(parts.outbox), prepare=workspaces.make_for_peer)
+            if parts.outbox is None:
+                raise ConfigError(NO_OUTBOX)
+            return RemoteRuntime(adapter=OutboxAdapter(parts.outbox), prepare=workspaces.make_for_peer)
+        sandbox = IN_PROCESS if name == "inherited" else _make_sandbox(parts, name, reach)
+        return WorkspaceSandbox(sandbox, setup=parts.setup, workspaces=workspaces)
 
-    makers: dict[RuntimeName, Callable[[Reach], Runtime]] = {
-        "inherited": lambda _: add_workspaces(IN_PROCESS),
-        "isolated": lambda reach: add_workspaces(_make_sandbox(parts, "isolated", reach)),
-        "container": lambda reach: add_workspaces(_make_sandbox(parts, "container", reach)),
-        "delegated": make_delegated,
-    }
     return Placement(
-        makers,
+        make_runtime,
         mode=parts.runtime,
         fallback=parts.fallback,
         find_remote=refuse_remote if agents is None else agents.find_runtime,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +25,8 @@ from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import WORKSPACE_MIB, Timeouts
 from retinue.core.messages import Model, RunRef
 from retinue.core.network import Hosts, parse_hosts
-from retinue.core.ports import AttachedApprover, Log, Policy, RuleBook
-from retinue.core.profiles import RUNTIMES, Profile
+from retinue.core.ports import AttachedApprover, Log, Policy
+from retinue.core.profiles import Profile
 from retinue.core.rules import MODES, parse_rule
 from retinue.files.reserved import find_git_programs
 from retinue.protocol.inherited_limits import read_process_limits
@@ -62,7 +61,7 @@ def make_supervisor(parts: Parts, agents: RemoteAgents | None = None) -> Supervi
 
     wrap = find_cassette_wrapper(name_run=name_run, project=state.project, state=str(state.folder))
     models = ModelSource(parts.project, clock, wrap)
-    policy, book = _make_policy(parts)
+    policy, store_rule = _make_policy(parts)
     log, trace = open_observed_log(parts)
     caller = read_process_limits(os.environ)
     reporting = make_reporting(
@@ -99,7 +98,7 @@ def make_supervisor(parts: Parts, agents: RemoteAgents | None = None) -> Supervi
         policy=policy,
         approver=parts.approver,
         terms=ApprovalTerms(parts.approval_timeout, parts.wait_approvals),
-        book=book,
+        store_rule=store_rule,
         context_paths=parts.context_paths,
         rounds=parts.rounds,
         serves_requests=parts.serves_requests,
@@ -129,7 +128,7 @@ def _start_notifier(command: Sequence[str], project: Path, supervisor: Superviso
         supervisor.warn_run(question.tree, question.run, text, code="notify")
 
     notifier = Notifier(command, project, warn)
-    notifier.follow(supervisor.watch_questions())
+    notifier.follow_questions(supervisor.watch_questions())
     return notifier
 
 
@@ -178,9 +177,7 @@ def make_replay(
         planner = _make_planner(
             parts,
             models=lambda _: model,
-            runtimes=Placement(
-                dict.fromkeys(RUNTIMES, lambda _: IN_PROCESS), mode="inherited", find_remote=refuse_remote
-            ),
+            runtimes=Placement(lambda *_: IN_PROCESS, mode="inherited", find_remote=refuse_remote),
             default_model=model,
             network=parse_hosts(parts.network or ()),
         )
@@ -232,8 +229,8 @@ def _make_planner(
     )
 
 
-def _make_policy(parts: Parts) -> tuple[Policy, RuleBook | None]:
-    """Return the policy, and the rule book that stores the rules a person adds."""
+def _make_policy(parts: Parts) -> tuple[Policy, Callable[[str], None] | None]:
+    """Return the policy, and the function that stores a rule for the project in its retinue.yaml, in force at once."""
     mode = parts.mode or parts.rules.mode or "ask"
     if mode not in MODES:
         raise ConfigError(f"unknown approval mode {mode!r}; available: {', '.join(MODES)}")
@@ -242,23 +239,16 @@ def _make_policy(parts: Parts) -> tuple[Policy, RuleBook | None]:
     policy = RulePolicy(
         parts.rules, mode=mode, project=project, config=str(file or ""), git_programs=find_git_programs(project)
     )
-    book = None if file is None else _SettingsRuleBook(file, policy, parts.keeps_trust)
-    return parts.policy or policy, book
+    if file is None:
+        return parts.policy or policy, None
 
-
-@dataclass(frozen=True)
-class _SettingsRuleBook:
-    """Rules for the project, stored in its retinue.yaml and in force at once."""
-
-    file: Path
-    policy: RulePolicy
-    keeps_trust: bool
-
-    def keep(self, rule: str) -> None:
+    def store_rule(rule: str) -> None:
         from retinue.config.edit import add_allowed
         from retinue.config.trust import carry_answer
 
-        before, after = add_allowed(self.file, rule)
-        self.policy.learn(parse_rule(rule))
-        if self.keeps_trust:
-            carry_answer(self.file, before, after)
+        before, after = add_allowed(file, rule)
+        policy.learn(parse_rule(rule))
+        if parts.keeps_trust:
+            carry_answer(file, before, after)
+
+    return parts.policy or policy, store_rule

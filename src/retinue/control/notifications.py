@@ -43,7 +43,7 @@ class Notifier:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._tasks = TaskOwner()
 
-    def follow(self, changes: AsyncGenerator[QuestionChange]) -> None:
+    def follow_questions(self, changes: AsyncGenerator[QuestionChange]) -> None:
         """Follow the questions until `close`."""
         self._tasks.start(self._follow(changes))
 

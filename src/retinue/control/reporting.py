@@ -118,7 +118,7 @@ class Publisher:
             if run.failure:
                 raise PostFailed(run.failure)
 
-    def end(self, run_id: str, status: Status, text: str) -> None:
+    def report_end(self, run_id: str, status: Status, text: str) -> None:
         """Report the end of a run of another process. That process reports to the same collector, but may be gone."""
         self._sending.start(self._post_end(run_id, encode_ending(run_id, status, text, time.time())))
 
@@ -356,9 +356,9 @@ class Relay:
         if self._publisher is None:
             return
         if outcome is None:
-            self._publisher.end(run_id, "cancelled", "")
+            self._publisher.report_end(run_id, "cancelled", "")
         elif not outcome.success:
-            self._publisher.end(run_id, "failed", outcome.text)
+            self._publisher.report_end(run_id, "failed", outcome.text)
 
     def end_server(self, server: str) -> None:
         """Do nothing: the server's open calls fail, and `end_call` reports them."""

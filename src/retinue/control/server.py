@@ -98,7 +98,7 @@ class ControlServer(Listener):
             if isinstance(route, protocol.Command):
                 key = "" if route.reads else request.headers.get(protocol.KEY_HEADER.lower(), "")
                 run = partial(self._run_command, route, arguments)
-                reply = await self._calls.run(key, (route.path, arguments), run) if key else await run()
+                reply = await self._calls.run_once(key, (route.path, arguments), run) if key else await run()
                 connection.send_response(200, encode_body(reply))
                 return
             async with aclosing(self._streams[route](arguments)) as lines:
@@ -174,7 +174,7 @@ class _KeyedCalls:
         self._calls: dict[str, tuple[object, asyncio.Task[Any]]] = {}
         self._tasks = TaskOwner(on_error=lambda _: None)  # the task that awaits the reply gets the exception
 
-    async def run(self, key: str, content: object, run: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def run_once(self, key: str, content: object, run: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         if len(key) > protocol.MAX_KEY:
             raise HttpError(400, f"{protocol.KEY_HEADER} is longer than {protocol.MAX_KEY} characters")
         known = self._calls.get(key)

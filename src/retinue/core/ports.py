@@ -451,13 +451,6 @@ class Policy(Protocol):
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict: ...
 
 
-class RuleBook(Protocol):
-    """A store of the rules that a person gave for the whole project. The policy follows a kept rule from then on."""
-
-    def keep(self, rule: str) -> None:
-        """Store the rule. Raises ConfigError if it cannot be stored."""
-
-
 class Prices(Protocol):
     """Prices of model calls."""
 

@@ -6,7 +6,7 @@ configured, the run uses it and says so in its result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from retinue.core.errors import ConfigError
@@ -23,18 +23,18 @@ FELL_BACK = "'{wanted}' is not possible here, and subagent_runtime_fallback_mode
 class Placement:
     """Chooses and creates runtimes.
 
-    `makers` maps names to functions that create a runtime with the given network reach, or raise ConfigError with
-    advice. `find_remote` returns the runtime of a profile whose agent is elsewhere, and None for other profiles."""
+    `make` creates the runtime of a name with the given network reach, or raises ConfigError with advice. `find_remote`
+    returns the runtime of a profile whose agent is elsewhere, and None for other profiles."""
 
     def __init__(
         self,
-        makers: Mapping[RuntimeName, Callable[[Reach], Runtime]],
+        make: Callable[[RuntimeName, Reach], Runtime],
         *,
         mode: RuntimeName,
         fallback: RuntimeName | None = None,
         find_remote: Callable[[Profile], Runtime | None] = lambda _: None,
     ) -> None:
-        self._makers = makers
+        self._make = make
         self._find_remote = find_remote
         self._mode = mode
         self._fallback = fallback
@@ -68,7 +68,7 @@ class Placement:
             reach = "none"
         if (name, reach) not in self._made:
             try:
-                self._made[name, reach] = self._makers[name](reach), ()
+                self._made[name, reach] = self._make(name, reach), ()
             except ConfigError as error:
                 if self._fallback is None or RUNTIMES.index(self._fallback) >= RUNTIMES.index(name):
                     raise

@@ -37,7 +37,7 @@ from retinue.core.approvals import (
 from retinue.core.errors import ApproverLeft, ConfigError, Failed, Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned, redact
 from retinue.core.messages import FOREIGN, Call, ToolSpec
-from retinue.core.ports import AttachedApprover, Clock, Preview, RuleBook, Timer
+from retinue.core.ports import AttachedApprover, Clock, Preview, Timer
 from retinue.core.rules import ALLOW, ASK, FILES, WRITERS, Verdict, derive_rules, is_a, join_seal
 from retinue.core.secrets import clean_value
 from retinue.log.blocks import format_json
@@ -81,13 +81,13 @@ class Approvals:
         *,
         approver: AttachedApprover | None,
         terms: ApprovalTerms,
-        book: RuleBook | None,
+        store_rule: Callable[[str], None] | None,
         project: str,
     ) -> None:
         self.approver = approver
         self._clock = clock
         self._terms = terms
-        self._book = book
+        self._store_rule = store_rule
         self._project = project
         self._questions: dict[str, Question] = {}
         self._answered: dict[str, None] = {}
@@ -334,10 +334,10 @@ class Approvals:
         try:
             if decision.args is not None:
                 raise ConfigError("its arguments were changed, and the rule would be for what was asked")
-            if self._book is None or not question.approval.rule:
+            if self._store_rule is None or not question.approval.rule:
                 raise ConfigError("no rule would allow only this call, or there is no file to write it to")
             for rule in question.approval.rule.splitlines():
-                self._book.keep(rule)
+                self._store_rule(rule)
         except ConfigError as error:
             warning = f"the answer holds for this call only: {error}"
             question.run.write(Warned(warning, code="rule_not_kept"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.plans import Planner
-from retinue.core.ports import AttachedApprover, Clock, CommitHook, Log, Policy, Prices, RuleBook, ServerStarter
+from retinue.core.ports import AttachedApprover, Clock, CommitHook, Log, Policy, Prices, ServerStarter
 from retinue.core.rounds import Rounds
 from retinue.core.traces import FindOrigin
 from retinue.supervisor.approvals import ApprovalTerms
@@ -19,6 +19,8 @@ from retinue.workspaces.run_folders import StateFolder
 class SupervisorPorts:
     """The ports and settings of a supervisor.
 
+    - `store_rule`: stores a rule that a person gives for the whole project. The policy follows it from then on. Raises
+      ConfigError if it cannot be stored.
     - `caller`: the run in another process that this whole process serves, with its remaining limits.
     - `hook`: takes every event while it is committed.
     - `trace`: gives a new tree its trace.
@@ -39,7 +41,7 @@ class SupervisorPorts:
     prices: Prices
     total: Limits = Limits()  # noqa: RUF009 - frozen
     terms: ApprovalTerms = ApprovalTerms()  # noqa: RUF009 - frozen
-    book: RuleBook | None = None
+    store_rule: Callable[[str], None] | None = None
     caller: Caller = NOBODY
     context_paths: Sequence[str] = ()
     rounds: Rounds | None = None

@@ -70,7 +70,11 @@ class Supervisor(StoredTrees):
         self.log, self.state, self.servers, self.caller = ports.log, ports.state, ports.servers, ports.caller
         self.trees = TreeRegistry(ports.log)
         self.approvals = Approvals(
-            ports.clock, approver=ports.approver, terms=ports.terms, book=ports.book, project=ports.state.project
+            ports.clock,
+            approver=ports.approver,
+            terms=ports.terms,
+            store_rule=ports.store_rule,
+            project=ports.state.project,
         )
         self._files = RunFiles(ports.log, ports.state)
         driver = Driver(ports, self.trees, self, self.approvals, self._files)

@@ -23,7 +23,7 @@ from retinue.core.errors import ConfigError, RetinueError, SpawnRefused
 from retinue.core.limits import Limits
 from retinue.core.messages import Model
 from retinue.core.ports import Approver, AttachedApprover, Clock, Prices
-from retinue.core.profiles import Profile, RuntimeName, Task, explain_useless_fallback
+from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task, explain_useless_fallback
 from retinue.core.results import OutputT, Result
 from retinue.core.rounds import Rounds
 from retinue.core.rules import Mode, Rules, parse_rule
@@ -243,6 +243,9 @@ def open(  # noqa: PLR0913 - the main entry point
     for profile in profiles:
         if not isinstance(profile, Profile):
             raise ConfigError(f"profiles: {profile!r} is not a Profile; load_profile(NAME) gives a built-in one")
+    for what, name in (("runtime", runtime), ("fallback", fallback)):
+        if name is not None and name not in RUNTIMES:
+            raise ConfigError(f"{what}: unknown runtime {name!r}; available: {', '.join(RUNTIMES)}")
 
     def parts() -> Parts:
         state = None if path is None else Path(path).resolve()

@@ -460,6 +460,14 @@ async def test_built_in_profiles_by_name() -> None:
     assert "- report-writing: " in seen[2]
 
 
+@pytest.mark.parametrize("options", [{"runtime": "bogus"}, {"runtime": "isolated", "fallback": "bogus"}])
+async def test_an_unknown_runtime_is_an_error_that_names_the_option(options: dict[str, Any]) -> None:
+    known = "inherited, isolated, container, delegated"
+    with pytest.raises(ConfigError, match=f"^{[*options][-1]}: unknown runtime 'bogus'; available: {known}$"):
+        async with retinue.open(model=scripted({"main": ["hi"]}), **options) as r:
+            await r.run(Profile("main"), "go")
+
+
 async def test_a_huge_function_result_is_cut_and_kept(tmp_path: Path) -> None:
     @tool(tier="observe")
     def huge() -> str:
