@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -203,7 +204,7 @@ async def test_a_busy_machine_is_not_taken_for_a_background_process(
     if not is_held:
         os.close(writing)
     shown: list[bytes] = []
-    with OutputPipe(reading, HeadAndTail(INLINE_BYTES), shown.append) as pipe:
+    with closing(OutputPipe(reading, HeadAndTail(INLINE_BYTES), shown.append)) as pipe:
         assert await pipe.wait_for_end() is not is_held
     assert shown == [b"done\n"]
     if is_held:

@@ -67,7 +67,9 @@ def make_box(job: Job, folders: RunFolders, resource_limits: ResourceLimits, *, 
     workspace = os.path.realpath(folders.workspace)
     made = None if folders.workspace_copy is None else read_record(folders.own, Workspace)
     hidden = str(find_state_folder(own))
-    readable = _drop_nested(folders.find_readable_paths(), folders.granted_paths, workspace, hidden)
+    readable = folders.find_readable_paths()
+    if folders.granted_paths:
+        readable = _drop_nested(readable, folders.granted_paths, workspace, hidden)
     return Box(
         tree=job.ref.tree,
         workspace=workspace,

@@ -164,7 +164,28 @@ class Bubblewrap(SandboxBuilder):
         with make_probe_box() as (box, secret):
             program = f"{LIBRARY}/retinue/sandbox/self_check.py"
             prepared = self.prepare(box, [find_python(), "-I", "-S", program, secret, box.host_outputs])
-            seen = _run_self_check(prepared)
+            try:
+                done = subprocess.run(
+                    prepared.argv,
+                    env=dict(prepared.env),
+                    pass_fds=prepared.fds,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=PROBE_SECONDS,
+                    check=False,
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise SandboxUnavailable(f"bubblewrap cannot be started: {error}") from None
+            finally:
+                if prepared.group is not None:
+                    prepared.group.remove_soon()
+                prepared.discard()
+        if done.returncode:
+            raise SandboxUnavailable(_explain_failure(done.stderr.decode("utf-8", "replace")))
+        try:
+            seen = msgspec.json.decode(done.stdout, type=SelfCheck)
+        except msgspec.MsgspecError:
+            raise SandboxUnavailable("the check inside bubblewrap printed something that cannot be read") from None
         first = ["uid" if prepared.user else "user"]
         self._set_protections(seen, prepared.user, program="bubblewrap", first=first, missing=())
 
@@ -188,31 +209,6 @@ def probe_bubblewrap(
     return builder
 
 
-def _run_self_check(prepared: PreparedSandbox) -> SelfCheck:
-    try:
-        done = subprocess.run(
-            prepared.argv,
-            env=dict(prepared.env),
-            pass_fds=prepared.fds,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PROBE_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SandboxUnavailable(f"bubblewrap cannot be started: {error}") from None
-    finally:
-        if prepared.group is not None:
-            prepared.group.remove_soon()
-        prepared.discard()
-    if done.returncode:
-        raise SandboxUnavailable(_explain_failure(done.stderr.decode("utf-8", "replace")))
-    try:
-        return msgspec.json.decode(done.stdout, type=SelfCheck)
-    except msgspec.MsgspecError:
-        raise SandboxUnavailable("the check inside bubblewrap printed something that cannot be read") from None
-
-
 def _order_mounts(mounts: dict[str, list[str]]) -> list[str]:
     """Return the options of all mounts, parents before children. Every user can pass through the folders in between."""
     paths = set(mounts)
@@ -222,7 +218,7 @@ def _order_mounts(mounts: dict[str, list[str]]) -> list[str]:
                 break  # a bind mount brings its own subfolders
             paths.add(folder)
     options: list[str] = []
-    for path in sorted(paths, key=lambda path: path.count("/")):
+    for path in sorted(paths):
         options += mounts.get(path) or ["--perms", "0755", "--dir", path]
     return options
 

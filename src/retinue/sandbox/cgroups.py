@@ -95,26 +95,22 @@ def make_group(below: list[Path], resource_limits: ResourceLimits) -> Group:
     """Create a group with these limits. If it raises OSError, no group is left."""
     name = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
     group = Group([folder / name for folder in below])
+    memory = resource_limits.memory
+    limits = {"memory.max": memory, "memory.limit_in_bytes": memory, "pids.max": resource_limits.processes}
     try:
-        for folder in below:
-            _set_limits(folder / name, resource_limits)
+        for folder in (parent / name for parent in below):
+            folder.mkdir()
+            for file, most in limits.items():
+                if (folder / file).exists():
+                    (folder / file).write_text(str(most))
+            for file, most in (("memory.memsw.limit_in_bytes", memory), ("memory.swap.max", 0)):
+                with suppress(OSError):  # a kernel that does not count swap
+                    if (folder / file).exists():
+                        (folder / file).write_text(str(most))
     except OSError:
         group.remove()
         raise
     return group
-
-
-def _set_limits(folder: Path, resource_limits: ResourceLimits) -> None:
-    folder.mkdir()
-    memory = next((folder / name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists()), None)
-    if memory is not None:
-        memory.write_text(str(resource_limits.memory))
-        for swap, value in (("memory.memsw.limit_in_bytes", resource_limits.memory), ("memory.swap.max", 0)):
-            with suppress(OSError):  # a kernel that does not count swap
-                if (folder / swap).exists():
-                    (folder / swap).write_text(str(value))
-    if (folder / "pids.max").exists():
-        (folder / "pids.max").write_text(str(resource_limits.processes))
 
 
 def remove_leftover_groups(below: list[Path]) -> None:

@@ -46,7 +46,6 @@ class FrameChannel:
             os.set_blocking(fd, False)
         self._loop.add_reader(reading, self._read)
 
-    @property
     def is_idle(self) -> bool:
         """Return True if no sent frame waits to be written."""
         return self._sent.is_set()

@@ -20,6 +20,8 @@ _NEWTIME = 0x00000080
 _TERMINAL = (0x5412, 0x541C)  # TIOCSTI and TIOCLINUX can inject input into a terminal
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 
+_Line = tuple[int, int, int, int]  # the operation, how many lines to skip if the test holds or fails, and the value
+
 
 class _Machine(NamedTuple):
     audit: int
@@ -63,11 +65,11 @@ def make_filter() -> bytes | None:
     if kind is None:
         return None
     at = kind.column
-    lines = [
-        _encode_line(_LOAD, _ARCH),
-        _encode_line(_JUMP_EQUAL, kind.audit, 1, 0),
-        _encode_line(_RETURN, _KILL),
-        _encode_line(_LOAD, _NUMBER),
+    lines: list[_Line] = [
+        (_LOAD, 0, 0, _ARCH),
+        (_JUMP_EQUAL, 1, 0, kind.audit),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
     ]
     if kind.x32:  # x32 has the same calls under other numbers
         lines += _return_if(_JUMP_OVER, 0x40000000, _ERRNO | errno.ENOSYS)
@@ -80,23 +82,20 @@ def make_filter() -> bytes | None:
     lines += _check_argument(_UNSHARE[at], 0, _return_if(_JUMP_SET, _NAMESPACES | _NEWTIME, _ERRNO | errno.EPERM))
     known = [line for family in _FAMILIES for line in _return_if(_JUMP_EQUAL, family, _ALLOW)]
     for call in (_SOCKET, _SOCKETPAIR):
-        lines += _check_argument(call[at], 0, [*known, _encode_line(_RETURN, _ERRNO | errno.EAFNOSUPPORT)])
+        lines += _check_argument(call[at], 0, [*known, (_RETURN, 0, 0, _ERRNO | errno.EAFNOSUPPORT)])
     typing = [line for code in _TERMINAL for line in _return_if(_JUMP_EQUAL, code, _ERRNO | errno.EPERM)]
     lines += _check_argument(_IOCTL[at], 1, typing)
-    return b"".join([*lines, _encode_line(_RETURN, _ALLOW)])
+    lines.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("=HBBI", *line) for line in lines)
 
 
-def _check_argument(number: int, argument: int, check: list[bytes]) -> list[bytes]:
+def _check_argument(number: int, argument: int, check: list[_Line]) -> list[_Line]:
     """Return the lines that test the low half of one argument of the call `number` with `check`, and else allow the
     call."""
-    body = [_encode_line(_LOAD, _ARGUMENTS + 8 * argument), *check, _encode_line(_RETURN, _ALLOW)]
-    return [_encode_line(_JUMP_EQUAL, number, 0, len(body)), *body]
+    body = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), *check, (_RETURN, 0, 0, _ALLOW)]
+    return [(_JUMP_EQUAL, 0, len(body), number), *body]
 
 
-def _return_if(test: int, value: int, answer: int) -> list[bytes]:
+def _return_if(test: int, value: int, answer: int) -> list[_Line]:
     """Return the lines that end with `answer` if the test of the loaded value holds, and else continue."""
-    return [_encode_line(test, value, 0, 1), _encode_line(_RETURN, answer)]
-
-
-def _encode_line(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
-    return struct.pack("=HBBI", code, yes, no, value)
+    return [(test, 0, 1, value), (_RETURN, 0, 0, answer)]

@@ -85,11 +85,12 @@ class _Execution:
         self.expiry = asyncio.Event()
         self._asked = 0
         self.waiting: dict[int, asyncio.Future[frames.ToolReturned]] = {}
-        self.output = LiveOutput(
+        self.output = LiveOutput(  # sends the last lines, once the host has read all earlier frames
             lambda text, is_cut: server.channel.send(frames.Output(number, text, is_cut)),
-            is_ready=lambda: server.channel.is_idle,
+            is_ready=server.channel.is_idle,
             masks=False,
         )
+        self.show_output = self.output.feed
 
     async def wait_for_expiry(self) -> None:
         await self.expiry.wait()
@@ -104,10 +105,6 @@ class _Execution:
         finally:
             self.waiting.pop(number, None)
         return ProgramCallResult(answer.value, answer.error, answer.note)
-
-    def show_output(self, data: bytes, *, is_cut: bool = False) -> None:
-        """Send the last lines of the output, once the host has read all earlier frames."""
-        self.output.feed(data, is_cut=is_cut)
 
 
 class ToolServer:

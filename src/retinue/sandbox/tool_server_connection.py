@@ -67,9 +67,9 @@ class ToolServerConnection:
 
     Includes the run's proxy and the task that watches the size of its files. Several calls run at once."""
 
-    def __init__(self, process: Process, box: Box, proxy: RunProxy | None) -> None:
+    def __init__(self, process: Process, box: Box, proxy: RunProxy | None, protections: tuple[str, ...]) -> None:
         self._process, self.box, self.proxy = process, box, proxy
-        self._is_used = False
+        self._unreported = protections
         self.was_stopped = False  # the tool server was ended by us, not lost
         self._memory_kills = 0
         self._numbers = 0
@@ -168,10 +168,10 @@ class ToolServerConnection:
             if self.proxy is not None:
                 await self.proxy.close()
 
-    def mark_used(self) -> bool:
-        """Note that a call ran here. Returns True for the first call."""
-        was_used, self._is_used = self._is_used, True
-        return not was_used
+    def take_protections(self) -> tuple[str, ...]:
+        """Return the protections of the sandbox for the first call that reports them, else nothing."""
+        protections, self._unreported = self._unreported, ()
+        return protections
 
     def find_memory_hint(self) -> str:
         """Return a hint if the kernel has killed a process for lack of memory since the last call, or ""."""
@@ -237,7 +237,8 @@ class ToolServerConnection:
             case frames.ResultFrame():
                 _require(request.execution is not None, "a result of a preview")
                 _require(len(frame.text) <= 2 * INLINE_BYTES, "a result that is too long")
-                _require(_is_file_name(frame.file), "a result in a file that is not its own")
+                is_name = not set(frame.file) & {"/", "\0"} and frame.file not in (".", "..")
+                _require(is_name, "a result in a file that is not its own")
                 self._requests.pop(frame.id).answer.set_result(frame)
             case frames.Previewed():
                 _require(request.execution is None, "a preview of a call that runs")
@@ -272,10 +273,6 @@ class ToolServerConnection:
         self._channel.send(
             frames.ToolReturned(frame.id, frame.number, value=made.value, error=made.error, note=made.note)
         )
-
-
-def _is_file_name(name: str) -> bool:
-    return "/" not in name and "\0" not in name and name not in (".", "..")
 
 
 def _require(fits: bool, what: str) -> None:

@@ -86,13 +86,13 @@ class ToolServerSandbox:
         self.started = RunStarted(self.name, self.protections)
 
     def open(self, job: Job, emit: Emit) -> ToolServerSession:
-        session = ToolServerSession(self, job, emit)
-        session.check_workspace()
-        return session
+        return ToolServerSession(self, job, emit)
 
 
 class ToolServerSession:
-    """The sandbox of one run. The first call starts it. A lost sandbox is restarted, at most three times."""
+    """The sandbox of one run. The first call starts it. A lost sandbox is restarted, at most three times.
+
+    Raises Failed, before any model call, if the workspace is shared and the run's user cannot read it."""
 
     setup = None
     has_copy = False
@@ -108,6 +108,8 @@ class ToolServerSession:
         self._preparing: asyncio.Task[PreparedSandbox] | None = None
         self._fatal: Stop | None = None
         self._user: tuple[int, int] | None = None
+        if self._own.is_shared and os.geteuid() == 0 and self._tools:  # else the run is the user that we are
+            self._check_workspace()
 
     def runs_tool(self, name: str) -> bool:
         return name in self._tools
@@ -120,14 +122,10 @@ class ToolServerSession:
             name for name in plan.tools if name in LOCAL and name not in plan.host and (edits or name not in EDITING)
         )
 
-    def check_workspace(self) -> None:
-        """Raise Failed, before any model call, if the workspace is shared and the run's user cannot read it.
-
-        Applies only if we are root, because then the run is another user. Folders of our own state are readable by the
+    def _check_workspace(self) -> None:
+        """Raise Failed if the run's user cannot read the workspace. Folders of our own state are readable by the
         group."""
         folders: RunFolders | None = self._own
-        if not self._own.is_shared or os.geteuid() != 0 or not self._tools:
-            return
         path = os.path.realpath(self._own.path)
         while folders is not None:
             if is_below(path, (os.path.realpath(folders.own),)):
@@ -174,8 +172,7 @@ class ToolServerSession:
                 if result.file:
                     await asyncio.to_thread(mask_outputs, server.box.outputs, only=result.file)
                 return self._make_outcome(tool, result, server)
-        protections = self._take_protections(server)
-        return Outcome(LOST_SANDBOX_TEXT, success=False, code=UNKNOWN_AFTER_CRASH, sandbox=protections)
+        return Outcome(LOST_SANDBOX_TEXT, success=False, code=UNKNOWN_AFTER_CRASH, sandbox=server.take_protections())
 
     async def close(self) -> None:
         """End the sandbox. Raises an error that ends the run if it occurred while no call was running."""
@@ -202,21 +199,17 @@ class ToolServerSession:
                 await server.stop()  # last, because it may be cancelled
             if self._fatal is not None:
                 raise self._fatal
-            self._check_restarts()
+            if (times := len(self._losses)) > RESTARTS:
+                why = self._losses[-1]
+                if why.out_of_memory:
+                    raise Limited(MEMORY_USED.format(mib=self._sandbox.resource_limits.memory // MIB))
+                raise Failed(LOST_TOO_OFTEN.format(times=times, why=why))
             try:
                 self._server = await self._start()
             except (RetinueError, OSError) as error:
                 self._losses.append(SandboxLost(str(error)))
                 raise ToolError(NOT_STARTED.format(why=error)) from None
             return self._server
-
-    def _check_restarts(self) -> None:
-        times = len(self._losses)
-        if times > RESTARTS:
-            why = self._losses[-1]
-            if why.out_of_memory:
-                raise Limited(MEMORY_USED.format(mib=self._sandbox.resource_limits.memory // MIB))
-            raise Failed(LOST_TOO_OFTEN.format(times=times, why=why))
 
     async def _start(self) -> ToolServerConnection:
         builder, proxy = self._sandbox.builder, None
@@ -234,7 +227,7 @@ class ToolServerSession:
             prepared = await self._prepare(box)
             process = builder.process(prepared, Path(self._own.own, "full_logs", "tool_server.log"))
             process.start()
-            connection = ToolServerConnection(process, box, proxy)
+            connection = ToolServerConnection(process, box, proxy, self._sandbox.protections)
             undo.push_async_callback(connection.stop)
             if prepared.user is not None:
                 self._own.give_outputs(prepared.user)
@@ -282,11 +275,7 @@ class ToolServerSession:
         if not result.success and tool.spec.name in COMMANDS and (note := self._find_hint(text, server)):
             text = f"{text}\n{note}"
         file = find_output(server.box.outputs, result.file) if result.file else ""
-        return Outcome(text, result.success, file=file, sandbox=self._take_protections(server))
-
-    def _take_protections(self, server: ToolServerConnection) -> tuple[str, ...]:
-        """Return the protections of the sandbox for the first call that reports them, else nothing."""
-        return self._sandbox.protections if server.mark_used() else ()
+        return Outcome(text, result.success, file=file, sandbox=server.take_protections())
 
     def _find_hint(self, text: str, server: ToolServerConnection) -> str:
         """Return hints for a command that failed because of limits of its sandbox, or ""."""

@@ -69,36 +69,40 @@ PROGRAM = str(Path(__file__).with_name("code_program.py"))
 
 
 class ExecutePython(CommandTool):
-    """The `execute_python_code` tool. Its programs can call the tools `program_tools`."""
+    """The `execute_python_code` tool. Its programs can call the tools `program_tools`, if any."""
 
     text_argument, seconds_argument = "code", "executionTimeout"
     default_seconds = 60.0
     process_noun = "program"
     note_bytes = 4096
+    spec = ToolSpec(
+        CODE_MODE,
+        ABOUT + NO_TOOLS,
+        {
+            "type": "object",
+            "properties": {
+                "code": {"type": "string", "description": "the Python program"},
+                "executionTimeout": {
+                    "type": "integer",
+                    "description": "seconds; waiting for a person's approval does not count",
+                    "default": int(default_seconds),
+                    "minimum": 1,
+                    "maximum": int(CommandTool.max_seconds),
+                },
+            },
+            "required": ["code"],
+        },
+        display_name="Python",
+    )
+    program_tools: tuple[ToolSpec, ...] = ()
+    _modules: tuple[Module, ...] = ()
 
     def __init__(self, program_tools: Sequence[ToolSpec] = (), *, sandboxed: bool = False) -> None:
         super().__init__(sandboxed=sandboxed)
-        self.program_tools = tuple(program_tools)
-        self._modules = build_modules(program_tools)
-        self.spec = ToolSpec(
-            CODE_MODE,
-            describe_modules(self._modules),
-            {
-                "type": "object",
-                "properties": {
-                    "code": {"type": "string", "description": "the Python program"},
-                    "executionTimeout": {
-                        "type": "integer",
-                        "description": "seconds; waiting for a person's approval does not count",
-                        "default": int(self.default_seconds),
-                        "minimum": 1,
-                        "maximum": int(self.max_seconds),
-                    },
-                },
-                "required": ["code"],
-            },
-            display_name="Python",
-        )
+        if program_tools:
+            self.program_tools = tuple(program_tools)
+            self._modules = build_modules(program_tools)
+            self.spec = msgspec.structs.replace(self.spec, description=describe_modules(self._modules))
 
     def read_arguments(self, call: Call) -> tuple[str, float]:
         code, seconds = super().read_arguments(call)
@@ -239,8 +243,6 @@ def build_modules(specs: Sequence[ToolSpec]) -> tuple[Module, ...]:
 
 def describe_modules(modules: Sequence[Module]) -> str:
     """Return the tool description for the model. With many tools, each gets less detail."""
-    if not modules:
-        return ABOUT + NO_TOOLS
     for detail in ("summary", "signature", "name"):
         listed = "\n".join(line for module in modules for line in _list_functions(module, detail))
         if len(listed) <= DESCRIPTION_CHARACTERS:

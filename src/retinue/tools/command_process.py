@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES, TERM_SECONDS
@@ -45,18 +45,16 @@ def build_environment(given: Mapping[str, str], *, run: str) -> dict[str, str]:
 
 class OutputPipe:
     """The read end of a command's output pipe. Reads one chunk per turn of the event loop, and passes it to `ends` and
-    `show`. Leaving the context closes the pipe and the spill file."""
+    `show`."""
 
     def __init__(self, fd: int, ends: HeadAndTail, show: Callable[[bytes], None]) -> None:
         self._fd, self._ends, self._show = fd, ends, show
         self._over = asyncio.Event()
         os.set_blocking(fd, False)
+        asyncio.get_running_loop().add_reader(fd, self._read)
 
-    def __enter__(self) -> OutputPipe:
-        asyncio.get_running_loop().add_reader(self._fd, self._read)
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the pipe and the spill file."""
         asyncio.get_running_loop().remove_reader(self._fd)
         os.close(self._fd)
         self._ends.close_spill_file()
@@ -147,7 +145,7 @@ class CommandTool:
         finally:
             os.close(writing)
         has_background, grace = False, self._grace
-        with OutputPipe(reading, ends, execution.show_output) as pipe:
+        with closing(OutputPipe(reading, ends, execution.show_output)) as pipe:
             try:
                 ended = await follow(group)
                 if not ended:

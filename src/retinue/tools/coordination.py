@@ -7,6 +7,7 @@ call again with the same call id.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from retinue.core.messages import Call, ToolSpec
@@ -45,17 +46,18 @@ def _make_vote_spec(description: str, *, choices: str) -> ToolSpec:
     return _make_spec(VOTE, "Vote", description, properties, waits=True)
 
 
+@dataclass(eq=False)
 class CoordinationTool:
     """A tool of a team member, or of a run that works in rounds. `work` executes its calls."""
 
-    def __init__(self, spec: ToolSpec, work: Work) -> None:
-        self.spec, self._work = spec, work
+    spec: ToolSpec
+    work: Work
 
     async def preview(self, call: Call, folders: Folders) -> str:
         return show_arguments(call.args, "content", "agent_id", "reason")
 
     def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:
-        return self._work(call, link)
+        return self.work(call, link)
 
 
 async def _give_answer(call: Call, link: Link) -> Outcome:

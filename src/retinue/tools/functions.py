@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import typing
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import msgspec
@@ -83,11 +84,11 @@ def _call_function(function: Callable[..., Any], *context: Context, **named: Any
         raise RuntimeError("function raised StopIteration") from error
 
 
+@dataclass(eq=False)
 class HostedTool:
     """A host-side tool as a run sees it: every call goes over the link."""
 
-    def __init__(self, spec: ToolSpec) -> None:
-        self.spec = spec
+    spec: ToolSpec
 
     async def preview(self, call: Call, folders: Folders) -> str:
         return ""

@@ -25,7 +25,7 @@ class LiveOutput:
     Output waits while `is_ready` returns False. `masks` hides secrets."""
 
     def __init__(
-        self, show: Callable[[str, bool], None], *, is_ready: Callable[[], bool] = lambda: True, masks: bool
+        self, show: Callable[[str, bool], None], *, is_ready: Callable[[], bool] | None = None, masks: bool
     ) -> None:
         self._show, self._is_ready, self._masks = show, is_ready, masks
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -59,7 +59,7 @@ class LiveOutput:
             self._text = "" if end is None else self._text[end.end() :]
 
     def _send(self) -> None:
-        if self._text and self._is_ready():
+        if self._text and (self._is_ready is None or self._is_ready()):
             text, is_cut, self._text, self._is_cut = self._text, self._is_cut, "", False
             self._show(text, is_cut)
         elif not self._text:

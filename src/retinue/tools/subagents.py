@@ -51,9 +51,9 @@ class SpawnProfile:
 
     queues = False
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, spec: ToolSpec | None = None) -> None:
         self.profile = profile
-        self.spec = words.make_subagent_spec(profile)
+        self.spec = spec or words.make_subagent_spec(profile)
 
     async def preview(self, call: Call, folders: Folders) -> str:
         return show_arguments(call.args, "task", "task_context")
@@ -81,13 +81,13 @@ class SpawnAgent(SpawnProfile):
     queues = True
 
     def __init__(self) -> None:
-        super().__init__(GENERIC)
-        self.spec = words.make_spawn_spec(
+        spec = words.make_spawn_spec(
             words.SPAWN_ONE,
             "Spawn a general subagent to handle one task. It works independently and returns only its final response.",
             words.SUBAGENT_SCHEMA,
             "Spawn agent",
         )
+        super().__init__(GENERIC, spec)
 
 
 class SpawnSubagents:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retinue.core.messages import ToolSpec
-from retinue.tools.code_mode import DESCRIPTION_CHARACTERS, build_modules, describe_modules
+from retinue.tools.code_mode import DESCRIPTION_CHARACTERS, ExecutePython, build_modules, describe_modules
 from retinue.tools.code_program import ToolError
 
 
@@ -180,7 +180,7 @@ def test_the_model_is_told_what_it_can_call() -> None:
         "from tools import weather",
         "await weather.forecast(city: str, days: int = 3) -> Any  # The weather. More of it.",
     ]
-    assert describe_modules(()).endswith("There are no tools for it to call.")
+    assert ExecutePython().spec.description.endswith("There are no tools for it to call.")
 
 
 @pytest.mark.parametrize(

@@ -329,7 +329,7 @@ class Connection:
             if response.status_code in REFUSALS:
                 key = f"mcp_servers.{self.server.name}.headers"
                 self._refused = f"it answered HTTP {response.status_code}; set its credentials in {key}"
-            response.stream = BoundedBody(response)
+            response.stream = BoundedBody(response, on_excess=self._mark_broken)
 
         timeout = httpx2.Timeout(HTTP_SECONDS, read=None)  # each call has its own timeout
         async with (

@@ -52,11 +52,13 @@ def explain_excess(message: bytes) -> str:
 
 
 class BoundedBody(httpx2.AsyncByteStream):
-    """The body of an HTTP response, passed on in whole messages. Raises StreamError for one that is not parsed."""
+    """The body of an HTTP response, passed on in whole messages. Raises StreamError for one that is not parsed. Calls
+    `on_excess` with the reason if it is too costly: the SDK does not pass the reason on."""
 
-    def __init__(self, response: httpx2.Response) -> None:
+    def __init__(self, response: httpx2.Response, *, on_excess: Callable[[str], None]) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         self._inner = response.stream
+        self._on_excess = on_excess
         self._is_packed = response.headers.get("content-encoding", "identity") != "identity"
         self._is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
 
@@ -67,21 +69,24 @@ class BoundedBody(httpx2.AsyncByteStream):
         async for chunk in self._inner:
             waiting += chunk
             if len(waiting) > MAX_MESSAGE_BYTES:
-                raise httpx2.StreamError(TOO_LARGE)
+                raise self._refuse_excess(TOO_LARGE)
             ends = _EVENT_END.finditer(waiting, max(0, len(waiting) - len(chunk) - 3)) if self._is_events else ()
             if end := max((found.end() for found in ends), default=0):
-                yield _check_excess(bytes(waiting[:end]))
+                yield self._check_excess(bytes(waiting[:end]))
                 del waiting[:end]
-        yield _check_excess(bytes(waiting))
+        yield self._check_excess(bytes(waiting))
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
+    def _check_excess(self, data: bytes) -> bytes:
+        if why := explain_excess(data):
+            raise self._refuse_excess(why)
+        return data
 
-def _check_excess(data: bytes) -> bytes:
-    if why := explain_excess(data):
-        raise httpx2.StreamError(why)
-    return data
+    def _refuse_excess(self, why: str) -> httpx2.StreamError:
+        self._on_excess(why)
+        return httpx2.StreamError(why)
 
 
 class LenientReader(ObjectReceiveStream["SessionMessage | Exception"]):
