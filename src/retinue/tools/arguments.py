@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
 
 from retinue.core.errors import ToolError
@@ -46,7 +46,17 @@ def find_unknown_argument(call: Call, spec: ToolSpec) -> str:
     """Return an error text if a call has an argument that its tool does not know, else "".
 
     Tools of MCP servers and `final_answer` are not checked here: they check calls against their own schemas."""
-    if spec.server or spec.name == FINAL_ANSWER or not isinstance(known := spec.schema.get("properties"), dict):
+    known = spec.schema.get("properties")
+    if isinstance(known, dict):
+        for name in call.args:
+            if name not in known:
+                return _check_spellings(call, spec, known)
+    return ""
+
+
+def _check_spellings(call: Call, spec: ToolSpec, known: Iterable[str]) -> str:
+    """Return an error text if a call has an argument that is no other spelling of an argument in `known`, else ""."""
+    if spec.server or spec.name == FINAL_ANSWER:
         return ""
     if spec.name.startswith(PROFILE_PREFIX) and not isinstance(call.args.get("task"), str):
         return ""  # the tool itself reports the missing task
