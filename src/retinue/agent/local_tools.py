@@ -76,13 +76,11 @@ def offer_tools_to_programs(
     return fitting
 
 
-def bind_tool(tool: Tool, plan: Plan, session: RunSession | None) -> Tool:
+def bind_tool(tool: Tool, plan: Plan, session: RunSession) -> Tool:
     """Return `tool` bound to the session of its run: sandboxed tools execute in the session, and host tools that use
     files wait until the copied workspace is made.
 
     Tools are bound per call, because most runs call few of their tools and many call none."""
-    if session is None:
-        return tool
     name = tool.spec.name
     if isinstance(tool, SandboxedTool):
         return SandboxedTool(tool.tool, session) if session.runs_tool(name) else tool

@@ -78,15 +78,14 @@ class LoopState:
         self.thread.append(UserTurn(text, source))
         link.emit(Inbox(text, source=source))
 
-    def add_results(self, calls: Sequence[Call]) -> list[Ending]:
-        """Add the results of the calls of a reply to the thread. Return the run endings among the outcomes."""
-        endings = []
+    def add_results(self, calls: Sequence[Call]) -> Ending | None:
+        """Add the results of the calls of a reply to the thread. Return the first run ending among the outcomes."""
+        ending = None
         for call in calls:
             outcome = self.outcomes[call.id]
             self.thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
-            if outcome.ending is not None:
-                endings.append(outcome.ending)
-        return endings
+            ending = ending or outcome.ending
+        return ending
 
     def complete_broken_turn(self, link: Link, note: str = "") -> None:
         """Complete a turn that was broken off: the text so far becomes the model's reply, and every call gets a result.
@@ -118,33 +117,33 @@ async def run_turns(state: LoopState, job: Job, link: Link) -> Ending:
                     reply = _refuse_excluded(reply, job.plan.tools)
         if reply.refused:
             return Ending("refused", reply.text)
-        state.thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
-        if len(reply.calls) == 1 and not state.outcomes:
-            state.outcomes[reply.calls[0].id] = (await _run_call(reply.calls[0], job, link)).shown
-        elif reply.calls:
-            await _run_together(reply.calls, state.outcomes, job, link)
-        endings = state.add_results(reply.calls) if reply.calls else ()
+        calls, ending = reply.calls, None
+        state.thread.append(AssistantTurn(reply.text, calls, reply.thoughts, reply.natives))
+        if calls:
+            if len(calls) == 1 and not state.outcomes:
+                state.outcomes[calls[0].id] = (await _run_call(calls[0], job, link)).shown
+            else:
+                await _run_together(calls, state.outcomes, job, link)
+            ending = state.add_results(calls)
         if not is_written:
             link.emit(TurnEnded(state.turn))
-        if endings:
-            return endings[0]
-        if not reply.calls and not await link.children_done():
+        if not calls and not await link.children_done():
             ending = _end_or_remind(state, job, link)
-            if ending is not None:
-                return ending
+        if ending is not None:
+            return ending
 
 
 def _ask_model(state: LoopState, job: Job, link: Link) -> Awaitable[Reply]:
     """Start a turn: add the new messages to the thread, and ask the model for its reply. Raises TurnsSpent at the
     limit."""
-    if job.max_turns is not None and state.turn + 1 - state.uncounted > job.max_turns:
-        one = job.max_turns == 1
-        raise TurnsSpent("limit of 1 turn reached" if one else f"limit of {job.max_turns} turns reached")
-    state.turn += 1
+    turn, most = state.turn + 1, job.max_turns
+    if most is not None and turn - state.uncounted > most:
+        raise TurnsSpent("limit of 1 turn reached" if most == 1 else f"limit of {most} turns reached")
+    state.turn = turn
     if messages := link.inbox():
         state.thread += messages
-    link.emit(TurnStarted(state.turn))
-    return link.complete(state.turn, job.system, state.thread, job.plan.specs)
+    link.emit(TurnStarted(turn))
+    return link.complete(turn, job.system, state.thread, job.plan.specs)
 
 
 def _resolve_names(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
@@ -233,9 +232,10 @@ def _run_call(call: Call, job: Job, link: Link) -> Awaitable[FinishedCall]:
     problem = _find_problem(call, job)
     if problem:
         return run_tool_call(call, RefusedTool(call, problem), job.folders, link)
-    bound = bind_tool(job.plan.tools[call.name], job.plan, job.session)
-    hooks = job.plan.profile.hooks
-    return run_tool_call(call, bound if hooks is None else HookedTool(bound, hooks), job.folders, link)
+    tool, hooks = job.plan.tools[call.name], job.plan.profile.hooks
+    if job.session is not None:
+        tool = bind_tool(tool, job.plan, job.session)
+    return run_tool_call(call, tool if hooks is None else HookedTool(tool, hooks), job.folders, link)
 
 
 async def _wait_for_cleanup(tasks: list[asyncio.Task[None]], *, was_told: bool) -> None:
