@@ -55,12 +55,12 @@ SendToPeer = Callable[[str, str], Awaitable[Receipt]]  # the text, and the messa
 def new_tree_id() -> str:
     """Return twelve random characters, unique across processes and machines without coordination. Ids differ from the
     first character on, because people type only the beginning."""
-    return _RANDOM.randbytes(12).translate(_DIGIT_OF_BYTE).decode()
+    return _RANDOM.getrandbits(96).to_bytes(12, "big").translate(_DIGIT_OF_BYTE).decode()
 
 
 def new_span_id() -> str:
     """Return the id of a run's span, as traces write it."""
-    return _RANDOM.randbytes(8).hex()
+    return _RANDOM.getrandbits(64).to_bytes(8, "big").hex()
 
 
 class StandingAnswer(NamedTuple):
@@ -95,7 +95,7 @@ class Tree:
         event `seq`."""
         self.id = new_tree_id() if restored is None else restored.tree
         self.trace_origin = NO_ORIGIN if trace is None else trace()
-        self.trace_id = self.trace_origin.traceparent[3:35] or _RANDOM.randbytes(16).hex()
+        self.trace_id = self.trace_origin.traceparent[3:35] or _RANDOM.getrandbits(128).to_bytes(16, "big").hex()
         self.runs: list[Run] = []
         self.view = Runs(self.id) if restored is None else restored
         self.slots = Slots(concurrent)

@@ -38,6 +38,7 @@ class StateFolder:
         self.temporary = folder is None
         self.folder = folder or Path(tempfile.gettempdir()) / make_scratch_name()
         self.project = str(project)
+        self._name = str(self.folder)  # a Path makes its text by a call in Python, each time
 
     @cached_property
     def in_repository(self) -> bool:
@@ -51,10 +52,10 @@ class StateFolder:
             raise ConfigError(NOT_A_REPOSITORY.format(project=self.project))
 
     def tree_folder(self, tree: str) -> str:
-        return f"{self.folder}/{RUNS_FOLDER}/{tree}"
+        return f"{self._name}/{RUNS_FOLDER}/{tree}"
 
     def run_folder(self, tree: str, run: int) -> str:
-        return name_run_folder(self.folder, tree, run)
+        return name_run_folder(self._name, tree, run)
 
     def snapshots(self, tree: str) -> str:
         """Return the shared folder of a tree from which runs read the files of their siblings."""
