@@ -115,6 +115,7 @@ class RunView(Struct, eq=False, gc=False):
     rounds: RoundState | None = None
     keeps_texts: bool = True
     _result: Result[Any] | None = None
+    _names: tuple[str, str] | None = None  # of this run and the primary, in reports of progress
 
     @property
     def label(self) -> str:
@@ -306,12 +307,15 @@ class RunView(Struct, eq=False, gc=False):
         """Return the progress of a subagent at the start of one of its tool calls, or at the end if `success` is
         given."""
         spawned, usage = self.spawned, self.usage
+        if self._names is None:
+            self._names = f"{tree}/{self.number}", f"{tree}/0"
+        own, primary = self._names
         return ProgressReported(  # positional: this many keywords take twice as long
             spawned.subagent_id,
             self.agent,
             nickname,
-            f"{tree}/{self.number}",
-            f"{tree}/0",
+            own,
+            primary,
             None,
             max_turns,
             self.completed_turns,
