@@ -100,13 +100,12 @@ class Account:
     def check(self) -> None:
         """Raise Limited if this account, or one above it, is spent."""
         for account in self.chain:
-            tokens, cost = account.tokens, account.cost
-            if tokens is not None and account._spent_tokens >= tokens:
+            if account.tokens is not None and account._spent_tokens >= account.tokens:
                 used = f"{account._spent_tokens:,} used{account._mark_estimates()}"
-                raise Limited(f"the budget of {tokens:,} tokens of {account._owner} is spent ({used})")
-            if cost is not None and account._spent_cost >= cost:
+                raise Limited(f"the budget of {account.tokens:,} tokens of {account._owner} is spent ({used})")
+            if account.cost is not None and account._spent_cost >= account.cost:
                 used = f"${account._spent_cost:f} used{account._mark_estimates()}"
-                raise Limited(f"the budget of ${cost:f} of {account._owner} is spent ({used})")
+                raise Limited(f"the budget of ${account.cost:f} of {account._owner} is spent ({used})")
 
     def describe_excess(self) -> str:
         """Return a sentence if the account is overdrawn, else ''."""
@@ -276,7 +275,8 @@ def open_account(
         account = Account(f"'{name}'" if name else "the tree", tokens=tokens, cost=cost, parent=parent)
     if account is None:
         return None
-    check_price(account, plan, prices)
+    if account.counts_cost:
+        check_price(account, plan, prices)
     is_local = plan.run_job is None and plan.runtime.started is not None  # else its requests are not made here
     if plan.model is not None and is_local:
         try:
