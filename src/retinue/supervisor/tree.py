@@ -540,8 +540,10 @@ class Run(msgspec.Struct, eq=False, gc=False):
         waiter = asyncio.get_running_loop().create_future()
         if self.finished:
             waiter.set_result(None)
-        else:
+        elif self.waiters:
             self.waiters = (*[each for each in self.waiters if not each.done()], waiter)  # without cancelled ones
+        else:
+            self.waiters = (waiter,)
         return waiter
 
     # Clocks
@@ -643,12 +645,13 @@ class Run(msgspec.Struct, eq=False, gc=False):
     def claim_call_id(self, wanted: str) -> str:
         """Return a call id that no earlier call of the run has. Answers, approvals and results refer to calls by this
         id."""
-        if self.call_ids is None:
-            self.call_ids = {}
+        claimed = self.call_ids
+        if claimed is None:
+            claimed = self.call_ids = {}
         found, number = wanted, 2
-        while found in self.call_ids:
+        while found in claimed:
             found, number = f"{wanted}-{number}", number + 1
-        self.call_ids[found] = None
+        claimed[found] = None
         return found
 
     def show_output(self, call_id: str, text: str) -> None:
