@@ -42,9 +42,11 @@ def repair_usage(usage: object) -> Usage:
         return NO_USAGE
     sent, received = usage.input_tokens, usage.output_tokens
     read, written = usage.cache_read_tokens, usage.cache_write_tokens
-    are_whole = type(sent) is type(received) is type(read) is type(written) is int
-    # All at once: a negative count makes the whole negative, and MOST_TOKENS has every bit that a count may have.
-    if are_whole and 0 <= sent | received | read | written <= MOST_TOKENS:
+    if (
+        type(sent) is type(received) is type(read) is type(written) is int
+        # All at once: a negative count makes the whole negative, and MOST_TOKENS has every bit that a count may have.
+        and 0 <= sent | received | read | written <= MOST_TOKENS
+    ):
         return usage
     return Usage(*map(_repair_count, (sent, received, read, written)))
 

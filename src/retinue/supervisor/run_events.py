@@ -30,8 +30,7 @@ def write_lost_result(run: Run, call_id: str, name: str, text: str, *, code: str
 
 def copy_args(args: dict[str, Any]) -> dict[str, Any]:
     """Return a copy that nobody else can change. The arguments shown and logged must stay the ones asked about."""
-    copied = args.copy()
-    for name, value in args.items():
+    for value in args.values():
         if type(value) not in _PLAIN:
-            copied[name] = deepcopy(value)
-    return copied
+            return deepcopy(args)
+    return args.copy()
