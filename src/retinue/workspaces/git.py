@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from retinue.core.errors import ConfigError, RetinueError
+from retinue.core.limits import MIB
 from retinue.core.secrets import is_named
 from retinue.files.content import read_small_file
 from retinue.processes.group import run_program
@@ -107,9 +108,22 @@ def _run_git(
 def describe_failure(command: str, said: bytes, folder: str) -> str:
     """Return one line about a git command that failed in `folder`. `said` are its last words. Names a full disk."""
     words = " ".join(said.decode("utf-8", "replace").split())
+    full = f"the disk is full: {command} cannot write to {folder}"
     if any(text in words for text in _FULL):  # decided by git's text: no code exists
-        return f"the disk is full: {command} cannot write to {folder}"
+        return full
+    if _is_disk_full(folder):
+        return f"{full}: {words[:300]}"
     return f"{command} failed: {words[:300]}"
+
+
+def _is_disk_full(folder: str) -> bool:
+    """Return True if the disk of a folder has less than 1 MiB left: git removes what it could not finish, and does not
+    say of every write why it failed."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:  # the folder is gone
+        return False
+    return disk.f_bavail * disk.f_frsize < MIB
 
 
 def _name_command(line: list[str]) -> str:

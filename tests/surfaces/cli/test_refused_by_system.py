@@ -175,6 +175,10 @@ def test_a_spill_that_fills_the_disk_costs_the_text_and_not_the_run(project: Pro
     [
         ("tool.result:1", 0, ("diff",), "the disk is full: git fast-import cannot write to "),
         ("tool.result:1", 100, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
+        # With these, the disk is full when git writes a reference, and git does not say why it cannot.
+        ("tool.result:1", 144, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
+        ("tool.result:1", 168, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
+        ("tool.result:1", 172, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
         ("", 0, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
         ("", 150, ("apply", "--yes"), "nothing was changed: DISK: No space left on device"),
     ],
