@@ -89,9 +89,9 @@ def test_about_a_dozen_lines_are_written_and_load(
 def test_every_example_of_a_setting_can_be_written() -> None:
     def write_examples(section: Section, margin: str) -> Iterator[str]:
         for name, key in section.settings.items():
-            if key.kind.section is not None and not key.shown_example:
+            if isinstance(key.kind, Section) and not key.shown_example:
                 yield f"{margin}{name}:"
-                yield from write_examples(key.kind.section, margin + "  ")
+                yield from write_examples(key.kind, margin + "  ")
             elif key.shown_example:
                 yield f"{margin}{name}: {key.shown_example}"
 
