@@ -329,6 +329,28 @@ def test_a_writer_that_was_replaced_changes_neither_batches_nor_index(tmp_path: 
     db.close()
 
 
+@pytest.mark.finding("R4")
+async def test_a_writer_that_was_replaced_cannot_write_into_the_indexing_of_its_tail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite refuses a write after a read if another process wrote in between: the file would not open."""
+    file = await leave_tail(tmp_path, *TAIL)
+    replaced, fold, refused = apsw.Connection(str(file)), schema._fold_tail, list[apsw.BusyError]()
+
+    def fold_and_write(*args: Any) -> None:
+        fold(*args)
+        try:
+            replaced.execute("UPDATE writer SET indexed = indexed")
+        except apsw.BusyError as error:
+            refused.append(error)
+
+    monkeypatch.setattr(schema, "_fold_tail", fold_and_write)
+    schema.open_writer(file).close()
+    assert len(refused) == len(TAIL)
+    assert read_index(file)[0] == [(4,)]
+    replaced.close()
+
+
 TAIL = (
     [make_event(4), make_spawned(5, run=1, label="looker"), make_spawned(tree="t3", label="third", at=101.0)],
     [make_event(6, run=1), make_ended(7, run=1), make_ended(8), make_event(2, tree="t3", at=102.0)],

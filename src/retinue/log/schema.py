@@ -305,14 +305,16 @@ def reseal_batches(db: apsw.Connection) -> None:
 
 def index_tail(db: apsw.Connection) -> None:
     """Add to the index the batches that it lacks: those that a killed writer did not index, or all for a new index."""
-    tail = list_tail(db)
-    if tail:
+    if list_tail(db):
         index = continue_index(db)
         with db:
-            for row in tail:  # one by one: all changes of a large file at once would fill the memory
+            # Locks the file before anything is read. SQLite refuses a write after a read if another process wrote
+            # meanwhile, as one does whose lock was taken away.
+            db.execute("UPDATE writer SET indexed = indexed")
+            for row in list_tail(db):  # one by one: all changes of a large file at once would fill the memory
                 _fold_tail(db, index, [row])
                 _insert_changes(db, index)
-            db.execute("UPDATE writer SET indexed = ?", (tail[-1],))
+                db.execute("UPDATE writer SET indexed = ?", (row,))
 
 
 def continue_index(db: apsw.Connection) -> TreeIndex:
