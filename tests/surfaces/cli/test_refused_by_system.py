@@ -174,11 +174,7 @@ def test_a_spill_that_fills_the_disk_costs_the_text_and_not_the_run(project: Pro
     ("failpoint", "left_kib", "words", "error"),
     [
         ("tool.result:1", 0, ("diff",), "the disk is full: git fast-import cannot write to "),
-        ("tool.result:1", 100, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
-        # With these, the disk is full when git writes a reference, and git does not say why it cannot.
-        ("tool.result:1", 144, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
-        ("tool.result:1", 168, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
-        ("tool.result:1", 172, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
+        ("tool.result:1", 50, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
         ("", 0, ("apply", "--yes"), "the disk is full: git fast-import cannot write to "),
         ("", 150, ("apply", "--yes"), "nothing was changed: DISK: No space left on device"),
     ],
@@ -203,6 +199,28 @@ def test_changes_that_a_full_disk_cannot_hold_are_said_to_be_that(
     )  # fmt: skip
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, last.startswith(f"retinue: {error.replace('DISK', str(disk))}")) == (2, True), done.stderr
+
+
+@pytest.mark.finding("R9")
+def test_a_git_that_cannot_write_a_reference_to_a_full_disk_is_said_to_need_space(tmp_path: Path) -> None:
+    """Git says so of its objects, but not of its references."""
+    said = "error: cannot update ref 'refs/runs/0/end': couldn't write 'end.lock'"
+    full, roomy = tmp_path / "full", tmp_path / "roomy"
+    full.mkdir()
+    roomy.mkdir()
+    code = (
+        "import sys; from retinue.workspaces.git import describe_failure\n"
+        "for folder in sys.argv[2:]: print(describe_failure('git fast-import', sys.argv[1].encode(), folder))"
+    )
+    script = 'mount -t tmpfs -o size=512k none "$3" && mount -t tmpfs -o size=8m none "$4" && exec "$0" -c "$@"'
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, sys.executable, code, said, str(full), str(roomy)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        f"the disk is full: git fast-import cannot write to {full}: {said}",
+        f"git fast-import failed: {said}",
+    ]
 
 
 @pytest.mark.finding("R6")
