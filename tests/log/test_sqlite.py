@@ -330,24 +330,28 @@ def test_a_writer_that_was_replaced_changes_neither_batches_nor_index(tmp_path: 
 
 
 @pytest.mark.finding("R4")
-async def test_a_writer_that_was_replaced_cannot_write_into_the_indexing_of_its_tail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("work", "step"), [("index_tail", "_fold_tail"), ("reseal_batches", "unpack_lines")])
+async def test_a_writer_that_was_replaced_cannot_write_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, step: str
 ) -> None:
-    """SQLite refuses a write after a read if another process wrote in between: the file would not open."""
+    """SQLite refuses a write after a read if another process wrote in between, and the file would not open."""
     file = await leave_tail(tmp_path, *TAIL)
-    replaced, fold, refused = apsw.Connection(str(file)), schema._fold_tail, list[apsw.BusyError]()
+    db, replaced = apsw.Connection(str(file)), apsw.Connection(str(file))
+    do_step, refused = getattr(schema, step), list[apsw.BusyError]()
 
-    def fold_and_write(*args: Any) -> None:
-        fold(*args)
+    def write_after_step(*args: Any) -> Any:
+        done = do_step(*args)
         try:
             replaced.execute("UPDATE writer SET indexed = indexed")
         except apsw.BusyError as error:
             refused.append(error)
+        return done
 
-    monkeypatch.setattr(schema, "_fold_tail", fold_and_write)
-    schema.open_writer(file).close()
-    assert len(refused) == len(TAIL)
+    monkeypatch.setattr(schema, step, write_after_step)
+    getattr(schema, work)(db)
+    assert len(refused) >= len(TAIL)
     assert read_index(file)[0] == [(4,)]
+    db.close()
     replaced.close()
 
 

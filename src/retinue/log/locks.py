@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,15 +35,17 @@ class Holder(NamedTuple):
 def try_lock(file: Path) -> int | None:
     """Take the lock of a log file and return its descriptor, or None if another process holds the lock. The lock lasts
     until the descriptor is closed. Removes the signature of the last holder."""
-    try:
-        lock = open_own_file(file.with_suffix(".lock"))
-        if take_file_lock(lock):
+    with ExitStack() as undo:
+        try:
+            lock = open_own_file(file.with_suffix(".lock"))
+            undo.callback(os.close, lock)
+            if not take_file_lock(lock):
+                return None
             os.ftruncate(lock, 0)
-            return lock
-    except OSError as error:
-        raise LogError(f"cannot write the log {file}: {error.strerror or error}") from None
-    os.close(lock)
-    return None
+        except OSError as error:
+            raise LogError(f"cannot write the log {file}: {error.strerror or error}") from None
+        undo.pop_all()
+    return lock
 
 
 async def wait_for_lock(file: Path) -> int:

@@ -285,11 +285,20 @@ def check_seal(db: apsw.Connection, seal: bytes | str, found: Any) -> None:
         raise LogDamaged(f"{db.filename} holds events that you did not write: it is damaged, or was brought here")
 
 
+@contextmanager
+def _begin_writing(db: apsw.Connection) -> Iterator[None]:
+    """Lock the file before anything is read in a transaction. SQLite refuses a write after a read if another process
+    wrote meanwhile, as one does whose lock was taken away."""
+    with db:
+        db.execute("UPDATE writer SET indexed = indexed")
+        yield
+
+
 def reseal_batches(db: apsw.Connection) -> None:
     """Seal all batches and the index with the user's key, no matter who wrote them. A batch that cannot be unpacked
     keeps its seal, so that readers show a gap there."""
-    last = next_batch(db) - 1
-    with db:
+    with _begin_writing(db):
+        last = next_batch(db) - 1
         rows: list[int] = [row for (row,) in db.execute("SELECT id FROM batches")]
         for row in rows:
             stored = db.execute("SELECT lines FROM batches WHERE id = ?", (row,)).get
@@ -307,10 +316,7 @@ def index_tail(db: apsw.Connection) -> None:
     """Add to the index the batches that it lacks: those that a killed writer did not index, or all for a new index."""
     if list_tail(db):
         index = continue_index(db)
-        with db:
-            # Locks the file before anything is read. SQLite refuses a write after a read if another process wrote
-            # meanwhile, as one does whose lock was taken away.
-            db.execute("UPDATE writer SET indexed = indexed")
+        with _begin_writing(db):
             for row in list_tail(db):  # one by one: all changes of a large file at once would fill the memory
                 _fold_tail(db, index, [row])
                 _insert_changes(db, index)
@@ -461,7 +467,7 @@ def delete_trees(db: apsw.Connection, trees: Iterable[str]) -> None:
     """Remove all lines of the given trees in one transaction and free their space. The remaining batches keep their
     ids."""
     names = {tree.encode() for tree in trees}
-    with db:
+    with _begin_writing(db):
         touched: set[int] = set()
         for name in names:
             tree = name.decode()
