@@ -105,19 +105,20 @@ def _run_git(
     return done.stdout
 
 
-def describe_failure(command: str, said: bytes, folder: str) -> str:
-    """Return one line about a git command that failed in `folder`. `said` are its last words. Names a full disk."""
+def describe_failure(command: str, said: bytes, folder: str, *, writes: bool = False) -> str:
+    """Return one line about a git command that failed in `folder`. `said` are its last words. Names a full disk, for a
+    command that `writes` also if git does not."""
     words = " ".join(said.decode("utf-8", "replace").split())
     full = f"the disk is full: {command} cannot write to {folder}"
     if any(text in words for text in _FULL):  # decided by git's text: no code exists
         return full
-    if _is_disk_full(folder):
+    if writes and _is_disk_full(folder):
         return f"{full}: {words[:300]}"
     return f"{command} failed: {words[:300]}"
 
 
 def _is_disk_full(folder: str) -> bool:
-    """Return True if the disk of a folder has less than 1 MiB left: git removes what it could not finish, and does not
+    """Return True if the disk of a folder has less than 1 MiB left. Git removes what it could not finish, and does not
     say of every write why it failed."""
     try:
         disk = os.statvfs(folder)

@@ -178,7 +178,7 @@ class Import:
             self._write(b"done\n")
         _, words = self._group.process.communicate()
         if error is None and self._group.process.returncode:
-            raise RetinueError(git.describe_failure("git fast-import", words, self._store.folder))
+            raise RetinueError(git.describe_failure("git fast-import", words, self._store.folder, writes=True))
         if error is None:
             self._store.add_known(self._new)
 
@@ -220,7 +220,9 @@ class Import:
             self._group.process.stdin.write(data)
         except BrokenPipeError:
             words = b"" if self._group.process.stderr is None else self._group.process.stderr.read(git.LINE_BYTES)
-            raise RetinueError(git.describe_failure("git fast-import", words, self._store.folder)) from None
+            raise RetinueError(
+                git.describe_failure("git fast-import", words, self._store.folder, writes=True)
+            ) from None
 
 
 def add_file(contents: Contents, fd: int) -> str:

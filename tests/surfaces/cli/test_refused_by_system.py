@@ -210,7 +210,9 @@ def test_a_git_that_cannot_write_a_reference_to_a_full_disk_is_said_to_need_spac
     roomy.mkdir()
     code = (
         "import sys; from retinue.workspaces.git import describe_failure\n"
-        "for folder in sys.argv[2:]: print(describe_failure('git fast-import', sys.argv[1].encode(), folder))"
+        "for folder in sys.argv[2:]:\n"
+        "  for writes in (True, False):\n"
+        "    print(describe_failure('git fast-import', sys.argv[1].encode(), folder, writes=writes))"
     )
     script = 'mount -t tmpfs -o size=512k none "$3" && mount -t tmpfs -o size=8m none "$4" && exec "$0" -c "$@"'
     done = subprocess.run(
@@ -219,7 +221,7 @@ def test_a_git_that_cannot_write_a_reference_to_a_full_disk_is_said_to_need_spac
     )  # fmt: skip
     assert done.stdout.splitlines() == [
         f"the disk is full: git fast-import cannot write to {full}: {said}",
-        f"git fast-import failed: {said}",
+        *[f"git fast-import failed: {said}"] * 3,
     ]
 
 
