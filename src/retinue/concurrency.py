@@ -132,8 +132,8 @@ async def finish_despite_cancel(
 ) -> T:
     """Run `work` to its end, even if the caller is cancelled meanwhile. The work must have a deadline of its own.
 
-    A cancelled caller gets its CancelledError afterwards. Each cancellation calls `hurry`. If `patient`, the first one
-    does not, where a cancellation from before this call counts as the first."""
+    A cancelled caller gets its CancelledError afterwards. Each cancellation calls `hurry`, which must not raise. If
+    `patient`, the first one does not, where a cancellation from before this call counts as the first."""
     caller = asyncio.current_task()
     before = 0 if caller is None else caller.cancelling()
     known = not patient or before > 0
