@@ -342,7 +342,7 @@ async def test_a_writer_that_was_replaced_cannot_write_in_between(
     def write_after_step(*args: Any) -> Any:
         done = do_step(*args)
         try:
-            replaced.execute("UPDATE writer SET indexed = indexed")
+            replaced.execute("UPDATE writer SET epoch = epoch + 1")
         except apsw.BusyError as error:
             refused.append(error)
         return done
