@@ -130,6 +130,17 @@ async def test_the_header_claims_no_sandbox_and_no_copy_for_a_run_at_an_a2a_agen
         await terminal.keeps("main · tree t1 · works at an A2A agent · no budget")
 
 
+async def test_the_header_names_the_workspace_of_the_run_also_in_a_stricter_runtime() -> None:
+    """After a resume in a sandbox, the run still works where it began."""
+    facts = Facts()
+    async with open_live_terminal() as terminal:
+        terminal.live.view.show_tree("t1")
+        spawned = RunSpawned(None, "main", 0, "x", "id", "/w", workspace_kind="shared")
+        terminal.live.view.apply(facts(MAIN, spawned))
+        terminal.live.view.apply(facts(MAIN, RunStarted("isolated")))
+        await terminal.keeps("main · tree t1 · sandbox isolated · works in the project itself · no budget")
+
+
 @pytest.mark.parametrize("knows_runtime", [True, False])
 async def test_the_first_message_of_a_conversation_is_below_the_header_once(knows_runtime: bool) -> None:
     facts = Facts()

@@ -77,7 +77,7 @@ def read_header(run: RunView, tree: str, *, runtime: str | None = None) -> Heade
     return Header(
         model=spawned.model or run.agent,
         runtime=runtime,
-        workspace=profile.get("workspace"),
+        workspace=spawned.workspace_kind or profile.get("workspace"),
         tree=tree,
         tokens=spawned.max_tokens,
         cost=spawned.max_cost,
