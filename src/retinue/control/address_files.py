@@ -71,9 +71,7 @@ def survey_addresses(state: Path, *, remove: bool = False) -> tuple[list[Address
                     stale.append(path)
                     if remove and path.stat().st_ino == status.st_ino:  # not the file of another server since then
                         path.unlink()
-                elif (
-                    not status.st_mode & OPEN_TO_OTHERS
-                ):  # else another user could hold the lock and pose as the server
+                elif not status.st_mode & OPEN_TO_OTHERS:  # else another user could lock it and pose as the server
                     address = msgspec.json.decode(read_up_to(fd, MAX_BYTES), type=Address)
                     if address.version == VERSION and path.name == _name_file(address):
                         live.append(address)

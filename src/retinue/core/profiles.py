@@ -31,6 +31,7 @@ RuntimeName = Literal["inherited", "isolated", "container", "delegated"]
 WorkspaceName = Literal["scratch", "shared", "copy", "worktree"]
 RUNTIMES: tuple[RuntimeName, ...] = get_args(RuntimeName)  # the laxest first
 WORKSPACES: tuple[WorkspaceName, ...] = get_args(WorkspaceName)
+COPIES: tuple[WorkspaceName, ...] = ("copy", "worktree")  # a command applies their changes to the project
 LOCAL_TOOLS = ("read", "write", "edit", "glob", "grep", "shell", CODE_MODE)
 WEB_TOOLS = ("web_fetch", "web_search")
 SPAWN_TOOLS = (

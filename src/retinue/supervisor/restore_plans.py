@@ -15,7 +15,7 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import RunSpawned
 from retinue.core.limits import Limits
 from retinue.core.plans import Plan, Planner
-from retinue.core.profiles import RUNTIMES, Profile, Task, Team, make_team
+from retinue.core.profiles import COPIES, RUNTIMES, Profile, Task, Team, make_team
 from retinue.core.remote_agents import A2aAgent
 from retinue.core.rounds import GET_TASK_PLAN, PROPOSE_IMPROVEMENTS, SUBMIT_CHECKLIST
 from retinue.core.rules import CODE_MODE, Rules
@@ -23,7 +23,6 @@ from retinue.core.servers import PREFIX
 from retinue.core.teams import MAX_NEW_ANSWERS, NEW_ANSWER, VOTE, Member, Strategy
 from retinue.log.runs import RunView
 from retinue.protocol.subagent_tools import TOOLS
-from retinue.workspaces.copies import COPIES
 
 PYTHON = "python"
 DELEGATED = "delegated"

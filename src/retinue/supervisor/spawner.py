@@ -23,7 +23,7 @@ from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS
 from retinue.core.messages import RunRef, Turn, UserTurn
 from retinue.core.plans import Plan, RunHistory
 from retinue.core.ports import Policy, SpawnedRun, SpawnOrder
-from retinue.core.profiles import Profile, Task, WorkspaceName
+from retinue.core.profiles import COPIES, Profile, Task, WorkspaceName
 from retinue.core.team_members import ROUND_EVALUATOR
 from retinue.core.traces import NO_ORIGIN
 from retinue.supervisor import caller_limits
@@ -37,7 +37,6 @@ from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.tree import Run, Tree, TreeRegistry, new_span_id
-from retinue.workspaces.copies import COPIES
 from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
 from retinue.workspaces.workspace import Workspace, find_workspace, find_workspace_kind
 

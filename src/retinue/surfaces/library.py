@@ -237,7 +237,8 @@ def open(  # noqa: PLR0913 - the main entry point
     work here is refused, unless `fallback` names a laxer one. `mcp_servers` are servers whose tools runs may use, by
     name, as in retinue.yaml: `{"files": {"command": "npx", "args": [...]}}`.
 
-    Raises ConfigError for an approver that is not `async def decide(question: Approval) -> Allow | Deny`."""
+    Raises ConfigError for an approver that is not `async def decide(question: Approval) -> Allow | Deny`, and for an
+    unknown `runtime` or `fallback`."""
     if approver is not None:
         check_approver(approver)
     for profile in profiles:

@@ -17,6 +17,7 @@ import msgspec
 from retinue.core.changes import ApplyPlan, ChangedLines, Changes, RunCopy
 from retinue.core.errors import RetinueError
 from retinue.core.events import RunSpawned
+from retinue.core.profiles import COPIES
 from retinue.core.results import ChangedFile
 from retinue.files.state_folder import find_tree_folder, name_run_folder
 from retinue.workspaces import atomic_apply, merge
@@ -32,7 +33,6 @@ from retinue.workspaces.workspace import (
     write_record,
 )
 
-COPIES = ("copy", "worktree")
 NO_COPY = "{who} worked in no copy, so there is nothing to apply: its workspace is {workspace}"
 ELSEWHERE = "{who} ran in the MCP server '{server}': it worked there, so there is nothing of it here to apply"
 NOTHING = "{who} changed no files"

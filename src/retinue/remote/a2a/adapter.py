@@ -489,9 +489,8 @@ class A2aRun:
             with refuse_malformed():
                 return await client.cancel_task(request, context=await self._make_context())
 
-        with suppress(
-            A2AError, RetinueError, TimeoutError
-        ):  # the task has ended meanwhile, or cannot be cancelled or reached
+        # The task may have ended meanwhile, and some tasks cannot be cancelled or reached.
+        with suppress(A2AError, RetinueError, TimeoutError):
             async with asyncio.timeout(A2aAdapter.grace):
                 await self._confirmed.wait()
                 task = await self._repeat(cancel_task)

@@ -20,7 +20,7 @@ from retinue.core.changes import RunCopy
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import LogError, RetinueError
 from retinue.core.events import Delta, Event
-from retinue.core.profiles import Profile
+from retinue.core.profiles import COPIES, Profile
 from retinue.core.results import Result
 from retinue.log.runs import Runs
 from retinue.surfaces.cli.host_process import open_process
@@ -33,7 +33,6 @@ from retinue.surfaces.printer.printer import Printer, PrintThread
 LAST_WORDS_SECONDS = 1.0
 Begin = Callable[[Control], Awaitable[RunHandle]]
 LOGGED_SECONDS = 10.0
-COPIES = ("copy", "worktree")  # the kinds of workspaces whose changes are applied by a command
 _TELEMETRY_LOGGERS = ("opentelemetry", "retinue.telemetry")
 
 
@@ -104,8 +103,9 @@ async def run_and_show(
                         announce(run)
                     shown = await _show_to_end(run, screen, signals)
                     await screen.close()
-                    has_copy = any(each.spawned.workspace_kind in COPIES for each in shown.runs.runs.values())
-                    unapplied = await find_unapplied(shown.result, control) if has_copy else ()
+                    seen = shown.runs.runs.values()  # a stuck screen may not have seen all
+                    may_have_copy = any(each.ended is None or each.spawned.workspace_kind in COPIES for each in seen)
+                    unapplied = await find_unapplied(shown.result, control) if may_have_copy else ()
                     shown = replace(shown, stuck=shown.stuck or screen.is_stuck, unapplied=unapplied)
                     await _wait_for_other_trees(control, signals, printer, stuck=shown.stuck)
             except LogError as error:

@@ -91,9 +91,7 @@ def host_conversation(args: argparse.Namespace, start: StartUp, opening: Opening
 
 async def _host_runs(args: argparse.Namespace, start: StartUp, opening: Opening, shell: socket.socket) -> int:
     """Host the runs of a conversation, and show it. `shell` is a socket to the process that the shell waits for."""
-    parts = replace(
-        start.parts, approver=None
-    )  # the live view answers: `_hold_conversation` registers it with `attend`
+    parts = replace(start.parts, approver=None)  # the live view answers, after `_hold_conversation` attends with it
     view = open_live_screen(level=choose_level(args), after=opening.shown, talks=True, header=opening.header)
     async with view as live:
         live.restore_unsent(opening.unsent)

@@ -236,8 +236,8 @@ class HttpSession(Session):
 
 
 class _ResponseStream:
-    """One response: the answer alone, or events followed by the answer. Events are dropped if
-    the client does not read."""
+    """One response: the answer alone, or events followed by the answer. Events are dropped if the client does not
+    read."""
 
     def __init__(self, connection: ServerConnection, *, accepts_events: bool) -> None:
         self._connection, self._accepts_events = connection, accepts_events
