@@ -19,7 +19,7 @@ import retinue
 from retinue import ConfigError, Profile
 from retinue.core.events import Warned
 from retinue.core.limits import INLINE_BYTES
-from retinue.tools.mcp.server_messages import MAX_PARTS, TOO_MANY_PARTS, LenientReader, explain_excess
+from retinue.tools.mcp.server_messages import MAX_PARTS, TOO_MANY_PARTS, LenientReader, ListWatcher, explain_excess
 from tests.supervisor.tree.kit import bodies
 from tests.tools.mcp.kit import call, http_server, main, offered, program, quick_program, results, run, turns
 
@@ -199,16 +199,27 @@ async def test_a_page_of_many_wrong_tools_costs_little(tmp_path: Path) -> None:
     assert said == [large, many, *[again] * 508, f"{about}other tools are left out: 512 are enough"]
 
 
-async def test_a_page_has_only_its_used_fields_when_its_tools_are_checked() -> None:
+@pytest.mark.parametrize("answered", [7, "7"])
+async def test_a_page_has_only_its_used_fields_when_its_tools_are_checked(answered: types.RequestId) -> None:
     """Each tool is checked together with the page, which may have a million other values."""
     page: dict[str, Any] = {"tools": [{"name": "one", "inputSchema": {"type": "object"}}], "nextCursor": "2"}
     more = {f"name {number}": 0 for number in range(1000)}
+    list_ids: set[types.RequestId] = set()
     to_us, ours = anyio.create_memory_object_stream[SessionMessage | Exception](1)
-    async with to_us, LenientReader(ours, lambda: "2025-11-25") as reader:
-        message = types.JSONRPCResponse(jsonrpc="2.0", id=1, result={**page, "_meta": more, **more})
+    theirs, from_us = anyio.create_memory_object_stream[SessionMessage](1)
+    reader = LenientReader(ours, get_revision=lambda: "2025-11-25", list_ids=list_ids)
+    async with to_us, reader, from_us, ListWatcher(theirs, list_ids=list_ids) as writer:
+        await writer.send(SessionMessage(types.JSONRPCRequest(jsonrpc="2.0", id=7, method="tools/list")))
+        message = types.JSONRPCResponse(jsonrpc="2.0", id=answered, result={**page, "_meta": more, **more})
         await to_us.send(SessionMessage(message))
         await reader.receive()
-    assert message.result == page
+    assert message.result == page and not list_ids
+
+
+async def test_a_field_named_tools_of_another_result_takes_nothing_from_it(tmp_path: Path) -> None:
+    _, events = await run({"odd": program("bad", "extra", str(tmp_path))}, turns(call("mcp__odd__one")))
+    [result] = results(events)
+    assert result.success and result.text == "took effect"
 
 
 async def test_a_result_of_very_many_parts_is_cut(tmp_path: Path) -> None:
