@@ -252,6 +252,22 @@ async def test_numbers_that_are_not_json_are_read_as_python_writes_them(tmp_path
     assert result.success and json.loads(result.text) == {"one": None, "two": None}
 
 
+async def test_an_answer_of_many_levels_is_read(tmp_path: Path) -> None:
+    server = program("bad", "nested", str(tmp_path), env={"LEVELS": "240"})
+    _, events = await run({"odd": server}, turns(call("mcp__odd__one")), path=tmp_path / ".retinue")
+    [result] = results(events)
+    assert result.success, result.text
+    assert "".join(Path(result.file).read_text().split()) == '{"one":' + "[" * 241 + "]" * 241 + ',"two":1}'
+
+
+async def test_an_answer_of_more_levels_than_the_sdk_passes_on_fails_only_its_call(tmp_path: Path) -> None:
+    server = program("bad", "nested", str(tmp_path), env={"LEVELS": "800"})
+    _, events = await run({"odd": server}, turns(call("mcp__odd__one"), call("mcp__odd__one")))
+    why = "mcp__odd__one: the server's answer is not MCP: Maximum serialization depth exceeded"
+    assert [(body.success, body.text) for body in results(events)] == [(False, why)] * 2
+    assert (tmp_path / "nested.lives").read_text() == "x"
+
+
 async def test_over_http_with_a_key_that_stands_in_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CALM_SECRET", "open-sesame-1234")
     async with http_server() as url:
