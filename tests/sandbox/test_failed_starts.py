@@ -180,6 +180,35 @@ def test_a_package_that_the_user_of_a_sandbox_cannot_read_is_named(
         Bubblewrap("bwrap").check_protections()
 
 
+@needs_bubblewrap
+def test_a_self_check_that_fails_is_not_taken_for_one_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its traceback names the file of the self-check too."""
+    list_mounts = Bubblewrap._list_mounts
+
+    def list_without_proc(self: Bubblewrap, box: Box) -> dict[str, list[str]]:
+        return {path: options for path, options in list_mounts(self, box).items() if path != "/proc"}
+
+    monkeypatch.setattr(Bubblewrap, "_list_mounts", list_without_proc)
+    with pytest.raises(SandboxUnavailable) as raised:
+        Bubblewrap("bwrap").check_protections()
+    text = str(raised.value)
+    assert "Traceback" in text and "self_check.py" in text and "chmod" not in text
+
+
+@pytest.mark.parametrize(("uid", "reason", "advice"), [
+    (0, "[Errno 13] Permission denied", "chmod -R o+rX"),
+    (0, "[Errno 2] No such file or directory", ""),
+    (1000, "[Errno 13] Permission denied", "user namespaces"),
+])  # fmt: skip
+def test_only_root_is_advised_to_open_the_package_and_only_if_it_is_closed(
+    uid: int, reason: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    said = f"python3: can't open file '{builder.LIBRARY}/retinue/sandbox/self_check.py': {reason}\n"
+    text = bubblewrap._explain_failure(said)
+    assert advice in text and ("chmod" in text) == ("chmod" in advice)
+
+
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o277])
 def test_the_folders_of_the_self_check_do_not_depend_on_the_umask(mask: int) -> None:
     before = os.umask(mask)

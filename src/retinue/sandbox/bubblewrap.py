@@ -243,7 +243,9 @@ def _explain_failure(said: str) -> str:
     """Return bubblewrap's error output in one line, with advice on how to fix the problem."""
     line = " ".join(said.split())[:300]
     text = f"bubblewrap does not work here: {line or 'it said nothing'}"
-    if LIBRARY in line:  # Python cannot read the program of the self-check
+    # From Python, about the program of the self-check. A traceback of that program names it too.
+    is_closed = f"can't open file '{LIBRARY}/" in said and "Permission denied" in said
+    if is_closed and os.geteuid() == 0:  # only root's sandboxes have a user of their own
         [folder] = [source for source, name in list_packages() if name == "retinue"]
         return f"{text}; the user of a sandbox must be able to read retinue itself: chmod -R o+rX {folder}"
     if not any(mark in line.lower() for mark in _MARKS):

@@ -19,7 +19,7 @@ import retinue
 from retinue import ConfigError, Profile
 from retinue.core.events import Warned
 from retinue.core.limits import INLINE_BYTES
-from retinue.tools.mcp.server_messages import MAX_PARTS, TOO_MANY_PARTS, LenientReader, explain_excess
+from retinue.tools.mcp.server_messages import MAX_PARTS, TOO_MANY_PARTS, LenientReader, ListWatcher, explain_excess
 from tests.supervisor.tree.kit import bodies
 from tests.tools.mcp.kit import call, http_server, main, offered, program, quick_program, results, run, turns
 
@@ -199,16 +199,27 @@ async def test_a_page_of_many_wrong_tools_costs_little(tmp_path: Path) -> None:
     assert said == [large, many, *[again] * 508, f"{about}other tools are left out: 512 are enough"]
 
 
-async def test_a_page_has_only_its_used_fields_when_its_tools_are_checked() -> None:
+@pytest.mark.parametrize("answered", [7, "7"])
+async def test_a_page_has_only_its_used_fields_when_its_tools_are_checked(answered: types.RequestId) -> None:
     """Each tool is checked together with the page, which may have a million other values."""
     page: dict[str, Any] = {"tools": [{"name": "one", "inputSchema": {"type": "object"}}], "nextCursor": "2"}
     more = {f"name {number}": 0 for number in range(1000)}
+    list_ids: set[types.RequestId] = set()
     to_us, ours = anyio.create_memory_object_stream[SessionMessage | Exception](1)
-    async with to_us, LenientReader(ours, lambda: "2025-11-25") as reader:
-        message = types.JSONRPCResponse(jsonrpc="2.0", id=1, result={**page, "_meta": more, **more})
+    theirs, from_us = anyio.create_memory_object_stream[SessionMessage](1)
+    reader = LenientReader(ours, get_revision=lambda: "2025-11-25", list_ids=list_ids)
+    async with to_us, reader, from_us, ListWatcher(theirs, list_ids=list_ids) as writer:
+        await writer.send(SessionMessage(types.JSONRPCRequest(jsonrpc="2.0", id=7, method="tools/list")))
+        message = types.JSONRPCResponse(jsonrpc="2.0", id=answered, result={**page, "_meta": more, **more})
         await to_us.send(SessionMessage(message))
         await reader.receive()
-    assert message.result == page
+    assert message.result == page and not list_ids
+
+
+async def test_a_field_named_tools_of_another_result_takes_nothing_from_it(tmp_path: Path) -> None:
+    _, events = await run({"odd": program("bad", "extra", str(tmp_path))}, turns(call("mcp__odd__one")))
+    [result] = results(events)
+    assert result.success and result.text == "took effect"
 
 
 async def test_a_result_of_very_many_parts_is_cut(tmp_path: Path) -> None:
@@ -239,6 +250,22 @@ async def test_numbers_that_are_not_json_are_read_as_python_writes_them(tmp_path
     _, events = await run({"odd": program("bad", "nan", str(tmp_path))}, turns(call("mcp__odd__one")))
     [result] = results(events)
     assert result.success and json.loads(result.text) == {"one": None, "two": None}
+
+
+async def test_an_answer_of_many_levels_is_read(tmp_path: Path) -> None:
+    server = program("bad", "nested", str(tmp_path), env={"LEVELS": "240"})
+    _, events = await run({"odd": server}, turns(call("mcp__odd__one")), path=tmp_path / ".retinue")
+    [result] = results(events)
+    assert result.success, result.text
+    assert "".join(Path(result.file).read_text().split()) == '{"one":' + "[" * 241 + "]" * 241 + ',"two":1}'
+
+
+async def test_an_answer_of_more_levels_than_the_sdk_passes_on_fails_only_its_call(tmp_path: Path) -> None:
+    server = program("bad", "nested", str(tmp_path), env={"LEVELS": "800"})
+    _, events = await run({"odd": server}, turns(call("mcp__odd__one"), call("mcp__odd__one")))
+    why = "mcp__odd__one: the server's answer is not MCP: Maximum serialization depth exceeded"
+    assert [(body.success, body.text) for body in results(events)] == [(False, why)] * 2
+    assert (tmp_path / "nested.lives").read_text() == "x"
 
 
 async def test_over_http_with_a_key_that_stands_in_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from retinue.core.servers import McpServer, fill_variables, list_variables
 from retinue.processes.group import wait_until
 from retinue.tools.command_process import PASSED_VARIABLES
 from retinue.tools.mcp.calls import CallsInFlight, ServerCall
-from retinue.tools.mcp.server_messages import MAX_MESSAGE_BYTES, BoundedBody, LenientReader
+from retinue.tools.mcp.server_messages import MAX_MESSAGE_BYTES, BoundedBody, LenientReader, ListWatcher
 from retinue.tools.mcp.server_output import ServerOutput
 from retinue.tools.mcp.server_program import EXIT_SECONDS, ServerProgram, StartFailed
 from retinue.tools.mcp.server_text import describe_server_error, to_line
@@ -344,8 +344,10 @@ async def _read_leniently(
     transport: AbstractAsyncContextManager[TransportStreams],
     get_revision: Callable[[], str],
 ) -> AsyncIterator[TransportStreams]:
+    list_ids: set[types.RequestId] = set()
     async with transport as (reading, writing):
-        yield LenientReader(reading, get_revision), writing
+        reader = LenientReader(reading, get_revision=get_revision, list_ids=list_ids)
+        yield reader, ListWatcher(writing, list_ids=list_ids)
 
 
 def _is_gone(error: MCPError) -> bool:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import mcp_types as types
 import msgspec
-from anyio.abc import ObjectReceiveStream
+from anyio.abc import ObjectReceiveStream, ObjectSendStream
+from mcp.shared.dispatcher import coerce_request_id
 from mcp_types import methods
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,7 +23,7 @@ from retinue.tools.mcp.server_text import describe_invalid_part, describe_server
 from retinue.tools.mcp.tool_listing import MAX_TOOLS, UNREADABLE
 
 if TYPE_CHECKING:
-    from mcp.client._transport import ReadStream
+    from mcp.client._transport import ReadStream, WriteStream
     from mcp.shared.message import SessionMessage
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -91,11 +92,21 @@ class BoundedBody(httpx2.AsyncByteStream):
 
 class LenientReader(ObjectReceiveStream["SessionMessage | Exception"]):
     """A stream of a server's messages. Replaces a content block or a tool that the SDK cannot read by one that says so,
-    since it would fail the whole result or the whole list of tools. Bounds what the SDK's check of them can cost."""
+    since it would fail the whole result or the whole list of tools. Bounds what the SDK's check of them can cost.
 
-    def __init__(self, inner: ReadStream[SessionMessage | Exception], get_revision: Callable[[], str]) -> None:
+    `list_ids` are the ids of the requests to list tools, added by a ListWatcher: any other result may have a field
+    `tools` too, which means nothing here."""
+
+    def __init__(
+        self,
+        inner: ReadStream[SessionMessage | Exception],
+        *,
+        get_revision: Callable[[], str],
+        list_ids: set[types.RequestId],
+    ) -> None:
         self._inner = inner
         self._get_revision = get_revision
+        self._list_ids = list_ids
 
     @property
     def last_context(self) -> Any:
@@ -110,9 +121,28 @@ class LenientReader(ObjectReceiveStream["SessionMessage | Exception"]):
         if isinstance(message, types.JSONRPCResponse):
             if isinstance(content := message.result.get("content"), list):
                 _repair_content(content)
-            if isinstance(tools := message.result.get("tools"), list):
+            number = coerce_request_id(message.id)  # as the SDK finds the request of an answer
+            if number in self._list_ids and isinstance(tools := message.result.get("tools"), list):
                 _repair_tools(tools, message.result, self._get_revision())
+            self._list_ids.discard(number)
         return item
+
+
+class ListWatcher(ObjectSendStream["SessionMessage"]):
+    """A stream of messages to a server. Adds the id of each request to list tools to `list_ids`."""
+
+    def __init__(self, inner: WriteStream[SessionMessage], *, list_ids: set[types.RequestId]) -> None:
+        self._inner = inner
+        self._list_ids = list_ids
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def send(self, item: SessionMessage) -> None:
+        message = item.message
+        if isinstance(message, types.JSONRPCRequest) and message.method == "tools/list":
+            self._list_ids.add(coerce_request_id(message.id))  # first: the answer may come before `send` returns
+        await self._inner.send(item)
 
 
 def _repair_content(content: list[Any]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import mcp_types as types
+import msgspec
 from mcp.shared.message import SessionMessage
 from pydantic_core import from_json
 
@@ -198,11 +199,20 @@ class StartFailed(RetinueError):
 
 
 def _parse_message(line: bytes) -> types.JSONRPCMessage | None:
-    """Return the message of a line, or None. Accepts NaN and Infinity, which Python's `json` writes."""
+    """Return the message of a line, or None."""
     try:
-        return types.jsonrpc_message_adapter.validate_python(from_json(line), by_name=False)
+        return types.jsonrpc_message_adapter.validate_python(_parse_json(line), by_name=False)
     except (ValueError, RecursionError):
         return None
+
+
+def _parse_json(line: bytes) -> Any:
+    """Return the value of a line. Only `from_json` reads NaN and Infinity, which Python's `json` writes; only msgspec
+    reads more than 200 levels of nesting."""
+    try:
+        return from_json(line)
+    except ValueError:
+        return msgspec.json.decode(line)
 
 
 def _replace_half_characters(line: bytes) -> bytes:

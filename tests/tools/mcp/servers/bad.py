@@ -1,6 +1,6 @@
 """Servers that misbehave, each in a way of its own: `python bad.py WAY FOLDER`, where the way is exits, garbage, hangs,
-dies, noisy, endless, asks, half, deep, mixed, flood, packed, nan, lame, unreadable, modern (unreadable, of
-2026-07-28), unlisted, crowd or bomb.
+dies, noisy, endless, asks, half, deep, mixed, flood, packed, nan, extra, nested, lame, unreadable, modern
+(unreadable, of 2026-07-28), unlisted, crowd or bomb.
 
 They speak the protocol by hand, so that they can break it, and count their lives in FOLDER."""
 
@@ -94,7 +94,10 @@ def serve(life: int) -> None:
                 print("npm notice: a new version is out")
                 sys.stdout.buffer.write(b"\xff\xfe\n")
             about = {"name": MODE, "version": "1"}
-            answer(number, {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": about})
+            more = {"tools": ["one"]} if MODE == "extra" else {}
+            answer(
+                number, {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": about, **more}
+            )
         elif method == "tools/list":
             answer(number, page())
         elif method == "server/discover" and MODE == "modern":
@@ -124,6 +127,13 @@ def serve(life: int) -> None:
             answer(number, {"content": [text], "structuredContent": {"one": 1, "two": 2}})
         elif method == "tools/call" and MODE == "nan":  # as Python writes it, although it is not JSON
             answer(number, {"content": [], "structuredContent": {"one": float("nan"), "two": float("inf")}})
+        elif method == "tools/call" and MODE == "nested":
+            nested: list[Any] = []
+            for _ in range(int(os.environ["LEVELS"])):
+                nested = [nested]
+            answer(number, {"content": [], "structuredContent": {"one": nested, "two": life}})
+        elif method == "tools/call" and MODE == "extra":  # a result may have fields that MCP does not define
+            answer(number, {"content": [{"type": "text", "text": "took effect"}], "isError": False, "tools": []})
         elif method == "tools/call" and MODE == "asks":
             waiting.append(number)
             if len(waiting) == int(os.environ.get("CALLS", "1")):
