@@ -3,6 +3,7 @@
 An Event is an envelope (which run, which place in the tree's order, when) around a body (what happened). Kinds are
 only ever added: a body of an unknown kind becomes an `Unknown` with all its fields, so that old readers pass new facts
 on unchanged. Deltas are not events: they are shown at once, have no place in the order and are never replayed.
+Before an event is written, `redact` replaces the known secrets in the texts of its body.
 """
 
 from __future__ import annotations
