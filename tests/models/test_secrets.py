@@ -307,3 +307,16 @@ def test_every_kind_of_event_with_foreign_words_is_redacted() -> None:
         "team.decided",
     }  # fmt: skip
     assert {kind for kind, body in KINDS.items() if body not in _TEXT_FIELDS} == plain
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind, body in KINDS.items() if {"call_id", "within"} & {*body.__struct_fields__}]
+)
+def test_the_id_of_a_call_is_redacted_alike_wherever_an_event_names_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "known", (KEY,))
+    fields = KINDS[kind].__struct_fields__
+    given = {name: f"c-{KEY}" if name in ("call_id", "within") else "" for name in fields}
+    cleaned = redact(KINDS[kind](**given))
+    assert {getattr(cleaned, name) for name in ("call_id", "within") if name in fields} == {"c-[secret]"}

@@ -110,8 +110,8 @@ class Context:
         self, name: str, args: dict[str, Any], text: str, asker: Sequence[str] = ()
     ) -> dict[str, Any] | None:
         """Ask a person to fill in `args`, regardless of the rules and the mode. Return the answer, or None if the
-        person says no or nobody can be asked. `asker` are ids under which the MCP server called `name` may report a run
-        below this one: the question then belongs to that run."""
+        person says no or nobody can be asked. An MCP server asks under the `name` `mcp__SERVER`; `asker` are ids under
+        which that server may report a run below this one: the question then belongs to that run."""
         question = QuestionTool(ToolSpec(name, text, {}, tier=QUESTION, host=True), text)
         await self._link.ask(Call("", name, args), question, asker)
         return question.answer

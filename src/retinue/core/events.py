@@ -3,6 +3,7 @@
 An Event is an envelope (which run, which place in the tree's order, when) around a body (what happened). Kinds are
 only ever added: a body of an unknown kind becomes an `Unknown` with all its fields, so that old readers pass new facts
 on unchanged. Deltas are not events: they are shown at once, have no place in the order and are never replayed.
+Before an event is written, `redact` replaces the known secrets in the texts of its body.
 """
 
 from __future__ import annotations
@@ -547,10 +548,10 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
 # The fields of each kind of event that hold text of users, models, tools or peers. Other kinds hold none. A profile
 # and its tools are redacted when the plan is made, once for all its runs.
 _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
-    RunSpawned: ("label", "task", "subagent_id", "task_context", "context_paths"),
+    RunSpawned: ("label", "task", "subagent_id", "task_context", "context_paths", "call_id"),
     Thinking: ("text",),
     Message: ("text",),
-    ToolCall: ("args", "raw", "name", "display_name", "call_id"),
+    ToolCall: ("args", "raw", "name", "display_name", "call_id", "within"),
     ToolStarted: ("call_id",),
     ToolResult: ("text", "content", "name", "call_id"),
     ApprovalAsked: ("args", "preview", "label", "rule", "tool", "call_id"),

@@ -246,7 +246,7 @@ def explain_missing_rule(tool: str, args: dict[str, Any]) -> str:
         command = args.get("command", args.get("cmd"))
         line = read_command(command) if isinstance(command, str) else None
         if line is None or not line.plain:
-            return "the command writes to a file, or has variables, substitutions, globs or several lines"
+            return "the command writes to a file, or has variables, substitutions, globs, secrets or several lines"
         if len(line.parts) > MAX_DERIVED:
             return f"the line has more than {MAX_DERIVED} commands"
     elif is_a(tool, FILES):

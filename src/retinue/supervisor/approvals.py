@@ -39,7 +39,7 @@ from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, War
 from retinue.core.messages import FOREIGN, Call, ToolSpec
 from retinue.core.ports import AttachedApprover, Clock, Preview, Timer
 from retinue.core.rules import ALLOW, ASK, FILES, WRITERS, Verdict, derive_rules, is_a, join_seal
-from retinue.core.secrets import clean_value
+from retinue.core.secrets import clean_text, clean_value
 from retinue.log.blocks import format_json
 from retinue.log.questions import make_approval, make_closing
 from retinue.supervisor.policy import SANDBOXED_TOOLS, find_sandbox_policy, subjects_of
@@ -537,11 +537,14 @@ def _make_unconfirmed(run: Run, call: Call) -> Unconfirmed:
 
 def _derive_rule(run: Run, call: Call, project: str, seal: str) -> str:
     """Return the project rules that would allow this call, one per line. A file in a workspace other than the project
-    has no rule: the same path in the project would be another file."""
+    has no rule: the same path in the project would be another file. A command or path with a secret has none either:
+    the file of rules must not have the secret, and without it the rule would be for other calls."""
     if is_a(call.name, FILES) and run.folders.path != project:
         return ""
     subjects = subjects_of(call.name, call.args, workspace=run.folders.path, project=project)
-    return "\n".join(map(str, derive_rules(call.name, subjects[0] if subjects else None, seal)))
+    subject = subjects[0] if subjects else ""
+    rule = "\n".join(map(str, derive_rules(call.name, subject, seal)))
+    return rule if clean_text(subject) == subject and clean_text(rule) == rule else ""
 
 
 def _decided_event(

@@ -141,9 +141,12 @@ class Account:
                 TOO_SMALL.format(limit=limit, owner=account._owner, left=left, whose=whose, least=amount, cure=cure)
             )
 
-    def add_reported(self, used: UsageReported) -> None:
-        """Count reported spending that had no reservation here: of an earlier process, or of a peer."""
+    def add_reported(self, used: UsageReported, *, below: Account | None = None) -> None:
+        """Count reported spending that had no reservation here: of a peer, or in the log. It counts in this account and
+        in all above it, or only in those below the account `below`."""
         for account in self.chain:
+            if account is below:
+                return
             account._has_estimates |= used.estimated
             account._spent_tokens += used.usage.total_tokens
             account._spent_cost += used.cost or NO_COST
@@ -241,7 +244,8 @@ def _ratio(spent: int | Decimal, reserved: int | Decimal) -> Decimal:
 
 
 def open_total(limits: Limits) -> Account | None:
-    """Return the account that all trees of a process share, or None without a limit."""
+    """Return the account that all trees of a process share, or None without a limit. It counts only what this process
+    spends."""
     tokens = limits.tokens if isinstance(limits.tokens, int) else None
     cost = limits.cost if isinstance(limits.cost, Decimal) else None
     return None if tokens is None and cost is None else Account("this process", tokens=tokens, cost=cost)

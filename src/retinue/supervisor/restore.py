@@ -267,7 +267,8 @@ class TreeRestorer:
         return tree
 
     def _add_runs(self, tree: Tree, planned: int | None) -> None:
-        """Add all runs of the log to the tree, with what they have spent and been answered."""
+        """Add all runs of the log to the tree, with what they have spent and been answered. What they have spent does
+        not count for the budget of this process: it was spent in another, or has been counted."""
         plans = PlanRestorer(self._ports.planner, self.id, self.view.runs[0].spawned, self._overrides)
         needed = self._find_needed_runs(planned)
         for view in self.view.runs.values():
@@ -286,7 +287,7 @@ class TreeRestorer:
         for event in self._events:
             body, account = event.body, tree.runs[event.run].account
             if isinstance(body, UsageReported) and account is not None:
-                account.add_reported(body)
+                account.add_reported(body, below=self._spawner.total)
             elif isinstance(body, ApprovalAsked):
                 tree.count_question()
         for number, answer in find_standing_answers(self._events):

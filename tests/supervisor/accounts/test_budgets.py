@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import retinue
 from retinue import ConfigError, Limits, Profile, Task
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import Limited
 from retinue.core.events import RunEnded, RunSpawned, ToolResult, UsageReported, Warned
 from retinue.core.limits import OUTPUT_TOKENS
@@ -18,7 +20,7 @@ from retinue.supervisor.budgets import Account, Amount
 from retinue.testing import FixedPrices, scripted
 from tests.control.loopback.kit import serve_supervisor
 from tests.supervisor.accounts.kit import Spender, spent, wide_tree
-from tests.supervisor.tree.kit import bodies, call, spawn
+from tests.supervisor.tree.kit import bodies, call, main, spawn
 
 PRICES = FixedPrices({"*": ("3", "15")})
 LOOK = call("list_agents")
@@ -323,3 +325,49 @@ async def test_the_log_of_a_tree_does_not_call_the_budget_of_the_process_its_own
             [spawned] = bodies(await h.supervisor.log.read(each.tree), RunSpawned)
             limits.append(spawned.max_tokens)
         assert limits == [None, 50_000]
+
+
+def make_family(profile: Profile, **child: Any) -> tuple[Profile, Profile]:
+    """Return a primary with one subagent, and the subagent."""
+    below = Profile("child", "c", **child)
+    return replace(profile, tools=[below]), below
+
+
+async def test_the_process_counts_no_token_of_a_stored_tree_again(tmp_path: Path) -> None:
+    """Neither a continued run, nor one that is refused, adds to the budget of the process what its tree had spent."""
+    script = {
+        "main": [usage(1000, **call("subagent_child", task="x")), usage(1000, text="end")],
+        "child": [usage(1000, text="done")],
+    }
+    family = make_family(main(script))
+    refused = make_family(main(script), model=family[0].model, limits=Limits(cost=Decimal(1)))
+    async with serve_supervisor(tmp_path, total=Limits(tokens=100_000)) as h:
+        total = h.supervisor.spawner.total
+        assert total is not None
+        run = await h.supervisor.spawn(family[0], Task("go"))
+        await run.result()
+        assert total.spent.tokens == 3000
+        for _ in range(3):
+            with pytest.raises(ConfigError, match="the price of model"):
+                await h.supervisor.continue_run(run.tree, 1, "more", ResumeOverrides(profiles=refused))
+        assert total.spent.tokens == 3000
+        again = await h.supervisor.continue_run(run.tree, 1, "more", ResumeOverrides(profiles=family))
+        await again.result()
+        assert total.spent.tokens == 4000
+
+
+async def test_what_an_earlier_process_spent_counts_for_the_tree_alone(tmp_path: Path) -> None:
+    script = {
+        "main": [usage(1000, **call("subagent_child", task="x")), usage(1000, text="end")],
+        "child": [usage(1000, text="done")],
+    }
+    family = make_family(main(script))
+    async with serve_supervisor(tmp_path) as h:
+        run = await h.supervisor.spawn(family[0], Task("go"), limits=Limits(tokens=3000))
+        await run.result()
+    async with serve_supervisor(tmp_path, total=Limits(tokens=100_000)) as h:
+        total = h.supervisor.spawner.total
+        assert total is not None
+        with pytest.raises(ConfigError, match="the budget of 3,000 tokens of the tree is spent"):
+            await h.supervisor.continue_run(run.tree, 1, "more", ResumeOverrides(profiles=family))
+        assert total.spent.tokens == 0

@@ -9,8 +9,12 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, Context, Deny, Profile, tool
+from retinue.core import secrets
 from retinue.core.context import NOT_AS_ASKED
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolCall, ToolResult, Warned
+from retinue.core.messages import Call
+from retinue.supervisor.approvals import _derive_rule
+from tests.control.loopback.kit import serve_supervisor
 from tests.supervisor.approvals.test_pending import WAIT, Pages, decided, pages, waiting
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 
@@ -183,6 +187,35 @@ async def test_no_rule_is_made_of_what_it_would_not_say(tmp_path: Path) -> None:
     async with retinue.open(project=tmp_path, config=config, approver=approver) as r:
         await r.run(main(script, tools=["shell", "write", made.tool, kid]), "go")
     assert seen == [("shell", ""), ("page", ""), ("write", "write(b.txt)"), ("write", "")]
+
+
+async def test_no_rule_is_kept_for_a_command_with_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the secret replaced, `[secret]` in the rule would stand for any one of these letters."""
+    monkeypatch.setattr(secrets, "known", ("planted-0123456789",))
+    config = tmp_path / "retinue.yaml"
+    config.write_text("max_turns: 9\n")
+    command = """echo --token plan'ted-0123456789'"""  # what a model says has no secret in one piece
+    async with retinue.open(project=tmp_path, config=config, wait_approvals=WAIT) as r:
+        run = await r.spawn(main({"main": [call("shell", command=command), "end"]}, tools=["shell"]), "go")
+        [question] = await waiting(r, 1)
+        assert question.rule == ""
+        r.control.approvals.answer(question.id, Allow("project"), by="user")
+        await run.result()
+        assert [body.scope for body in await decided(r, run)] == ["call"]
+    assert config.read_text() == "max_turns: 9\n"
+
+
+@pytest.mark.parametrize("secret", ["planted-0123456789", "planted*0123456789"])
+async def test_no_rule_has_a_secret_of_a_program_s_call(
+    secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "known", (secret,))
+    async with serve_supervisor(tmp_path) as h:
+        run = h.run({"main": ["end"]})
+        for command, has_rule in ((f"echo '{secret}'", False), ("echo 'plain'", True)):
+            rule = _derive_rule(run, Call("c", "shell", {"command": command}), str(tmp_path), "")
+            assert bool(rule) is has_rule
+        await run.wait_for_result()
 
 
 @pytest.mark.requirement("CODEY-40")
