@@ -8,10 +8,9 @@ from retinue import Event
 from retinue.core.events import AnswerGiven, Delta, ToolCall, VoteCast, decode_event, encode_event
 from retinue.log.activity import Activity, Entries, describe_team
 from retinue.log.blocks import Blocks
-from retinue.log.notices import NoticeFold, TextPiece
 from retinue.log.runs import Runs
 from retinue.log.transcripts import format_transcript
-from retinue.protocol.notices import Notice
+from retinue.protocol.notices import Notice, NoticeFold, TextPiece
 from retinue.surfaces.printer.printer import Printer
 from tests.agent.teams.kit import answer, run_team, team, vote
 from tests.supervisor.tree.kit import call

@@ -12,13 +12,14 @@ from typing import Literal, get_args
 
 import msgspec
 
-from retinue.core.events import AnswerGiven, AnswersShown, Body, MemberLost, TeamDecided, VoteCast, Warned
+from retinue.core.events import AnswerGiven, AnswersShown, Body, MemberLost, TeamDecided, ToolCall, VoteCast, Warned
 from retinue.core.messages import Model
 
 Strategy = Literal["synthesize", "winner_present", "winner_reuse"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 MEMBERS_MAX = 10
 NEW_ANSWER, VOTE = "new_answer", "vote"
+TEAM_TOOL_NAMES = (NEW_ANSWER, VOTE)
 MAX_NEW_ANSWERS = 3
 REMINDERS = 2
 ANSWER_BYTES = 64 * 1024
@@ -56,6 +57,11 @@ class TeamPlan(msgspec.Struct, frozen=True):
     @property
     def answers_each(self) -> int:
         return self.max_new_answers if self.refine else 1
+
+
+def is_team_call(call: ToolCall) -> bool:
+    """Return True if the call is a team member's answer or vote, and not another tool of the same name."""
+    return call.waits and call.name in TEAM_TOOL_NAMES
 
 
 def choose_strategy(wanted: Strategy | None, *, refine: bool, evaluates_rounds: bool = False) -> Strategy:

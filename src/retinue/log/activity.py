@@ -46,8 +46,8 @@ from retinue.core.events import (
 )
 from retinue.core.messages import ASKER, NOTICE, USER_WORDS
 from retinue.core.results import FINAL_ANSWER
-from retinue.core.teams import TeamState
-from retinue.log.blocks import TEAM_TOOLS, Block, Blocks, Span, format_count, make_call_spans, make_team_spans
+from retinue.core.teams import TEAM_TOOL_NAMES, TeamState
+from retinue.log.blocks import Block, Blocks, Span, format_count, make_call_spans, make_team_spans
 from retinue.log.questions import Questions
 from retinue.log.runs import NO_RUNS, NOTHING, RunCounts, Runs, RunView
 from retinue.log.summaries import describe_call, shorten_text, summarize_result
@@ -388,7 +388,7 @@ def _tell_result(event: Event, result: ToolResult, block: Block, preview: str) -
 def _tell_action(result: ToolResult, args: dict[str, Any], preview: str) -> tuple[str, Style]:
     """Return the body of a call's entry and its style: the change of a file, the command with its output, or an error.
     An interrupted call has no body: the person who interrupted it knows."""
-    if result.outcome == INTERRUPTED or result.name in TEAM_TOOLS:  # their result repeats all answers of the team
+    if result.outcome == INTERRUPTED or result.name in TEAM_TOOL_NAMES:  # their result repeats all answers of the team
         return "", "output"
     if not result.success and result.name not in _OUTPUT_TOOLS:
         return (result.text if "\n" in result.text.strip() else ""), "output"

@@ -45,13 +45,12 @@ from retinue.core.messages import ASKER, REMINDER, USER_WORDS
 from retinue.core.results import FINAL_ANSWER
 from retinue.core.rounds import Rounds
 from retinue.core.rules import CODE_MODE
-from retinue.core.teams import NEW_ANSWER, VOTE
+from retinue.core.teams import is_team_call
 from retinue.log.summaries import describe_call, shorten_text, summarize_result
 from retinue.protocol.subagent_tools import CONTINUE
 from retinue.protocol.subagents import OPERATION
 
 CODE_MODES = (CODE_MODE, "execute_go_code")  # our tool, and the tool of CPE processes that report to us
-TEAM_TOOLS = (NEW_ANSWER, VOTE)
 _WHOLE_REPLIES = (OPERATION, CONTINUE)  # their results include the replies of an unfinished run
 TASK_CHARACTERS = 80
 REASON_CHARACTERS = 200
@@ -341,11 +340,6 @@ class Blocks:
         return _make_block(
             event, seen, (("mark", "#### "), *who, *title), reformat_json(result.text), brief=brief, call=call
         )
-
-
-def is_team_call(call: ToolCall) -> bool:
-    """Return True if the call is a team member's answer or vote, and not another tool of the same name."""
-    return call.waits and call.name in TEAM_TOOLS
 
 
 def _make_block(event: Event, seen: _Seen, spans: tuple[Span, ...], body: str = "", **more: Any) -> Block:

@@ -33,11 +33,10 @@ from retinue.core.events import ApprovalDecided, Delta, Event, Inbox, RunEnded, 
 from retinue.core.messages import USER_WORDS
 from retinue.core.unseen import reveal_line, reveal_text
 from retinue.log.blocks import format_question_body, make_call_spans
-from retinue.log.notices import NoticeFold, TextPiece
 from retinue.log.questions import Questions
 from retinue.log.runs import Runs
 from retinue.protocol.a2a import EXTENSION, make_event_metadata, make_question
-from retinue.protocol.notices import Notice, remove_plans
+from retinue.protocol.notices import Notice, NoticeFold, TextPiece, remove_plans
 from retinue.surfaces.a2a.options import ServerOptions
 
 SUPERVISOR = "Supervisor"

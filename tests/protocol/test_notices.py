@@ -1,7 +1,7 @@
 """The text of a served agent: every reply is given once, also if the model begins it again."""
 
 from retinue.core.events import Body, Delta, Event, Message, RunEnded, TurnStarted
-from retinue.log.notices import NoticeFold, TextPiece
+from retinue.protocol.notices import NoticeFold, TextPiece
 
 
 def make_event(seq: int, body: Body) -> Event:
