@@ -21,7 +21,7 @@ from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResul
 from retinue.core.limits import ResourceLimits
 from retinue.core.ports import Clock
 from retinue.core.profiles import Task
-from retinue.sandbox import builder, cgroups, container_image, process, tool_server_connection, tool_server_session
+from retinue.sandbox import builder, cgroups, container_image, process, tool_server_session
 from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.doctor import try_all
@@ -206,7 +206,7 @@ async def fill_when_cancelled(runtime: str) -> Facts:
     fill = "for i in $(seq 8); do head -c 1000000 /dev/zero > f$i; done"
     command = f"kill -STOP $PPID; touch on; until [ -e cancelled ]; do sleep 0.05; done; {fill}; sleep 1000"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tool_server_connection, "LOOK_SECONDS", 0.05)
+        patch.setattr(tool_server_session, "LOOK_SECONDS", 0.05)
         patch.setattr(tool_server_session.ToolServerSandbox, "grace", 1000.0)
         patch.setattr(process, "CANCEL_ASK_SECONDS", 1000.0)
         replies = [call("shell", command=command)]

@@ -22,7 +22,7 @@ from retinue.core.ports import AttachedApprover
 from retinue.core.profiles import Profile, Task
 from retinue.protocol import tool_server
 from retinue.protocol.frames import ProtocolError
-from retinue.sandbox import tool_server_connection
+from retinue.sandbox import tool_server_session
 from retinue.sandbox.bubblewrap import probe_bubblewrap
 from retinue.sandbox.builder import SandboxBuilder
 from retinue.sandbox.channel import FrameChannel
@@ -173,8 +173,8 @@ async def play(
     async def allow(question: Approval) -> Allow:
         return Allow()
 
-    monkeypatch.setattr(tool_server_connection, "FrameChannel", CountedChannel)
-    monkeypatch.setattr(tool_server_connection, "FILE_SECONDS", 60.0)
+    monkeypatch.setattr(tool_server_session, "FrameChannel", CountedChannel)
+    monkeypatch.setattr(tool_server_session, "FILE_SECONDS", 60.0)
     ThisProcess.channel = channel
     builder = copy.copy(builder or NoProtection(SERVES))
     builder.process = ThisProcess

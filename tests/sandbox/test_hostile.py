@@ -245,7 +245,7 @@ async def test_a_start_that_fails_means_that_the_call_was_not_run() -> None:
 async def test_the_host_kills_a_sandbox_that_does_not_answer_at_the_deadline(
     silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retinue.sandbox.tool_server_connection.CANCEL_ASK_SECONDS", 0.2)
+    monkeypatch.setattr("retinue.sandbox.tool_server_session.CANCEL_ASK_SECONDS", 0.2)
     replies = [call("shell", command="echo", timeout=0.3), ECHO, {"text": "x"}]
     events, _ = await play(silent, SERVES, replies=replies)
     assert [body.outcome for body in bodies(events, ToolResult)] == [UNKNOWN_AFTER_CRASH, ""]

@@ -14,7 +14,7 @@ import pytest
 from retinue.core.errors import RetinueError
 from retinue.core.events import ToolResult
 from retinue.files.trees import remove_tree
-from retinue.sandbox import tool_server_connection
+from retinue.sandbox import tool_server_session
 from retinue.workspaces import atomic_apply, ignores, merge, recording, walk
 from retinue.workspaces.git import run_in_project
 from retinue.workspaces.store import Import, Store, hash_content
@@ -395,7 +395,7 @@ async def test_a_run_whose_watch_has_died_ends(tmp_path: Path, monkeypatch: pyte
     def fail(folder: object) -> int:
         raise ValueError("a fault in the watch")
 
-    monkeypatch.setattr(tool_server_connection, "measure_folder", fail)
+    monkeypatch.setattr(tool_server_session, "measure_folder", fail)
     project = repository(tmp_path / "p")
     tmp_path.chmod(0o755)
     result = await work(project, "sleep 100", runtime="isolated")
