@@ -16,10 +16,12 @@ from msgspec import UNSET
 
 import retinue.config.settings as module
 from retinue.agent.plans import SPAWNING, WEB
+from retinue.config.coordination import CRITERION, TEAMS, CoordinationSettings
 from retinue.config.settings import SETTINGS, Settings, load_settings
 from retinue.core.errors import ConfigError
 from retinue.core.limits import LIMIT_KEYS, Limits
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS
+from retinue.core.rounds import Rounds
 from retinue.surfaces.cli import a2a, mcp
 from retinue.surfaces.cli.demo import configure_demo
 from retinue.surfaces.cli.options import add_options
@@ -49,6 +51,17 @@ def test_without_a_file_or_with_an_empty_one_the_defaults_hold(write: Write) -> 
         60,
         14400,
     )
+
+
+def test_a_declared_default_is_the_value_in_force() -> None:
+    """The trust rules, the schema and the documentation read the declaration; runs get the value."""
+    in_force = TEAMS.make({})
+    same = {"max_new_answers": "max_new_answers_per_agent"}
+    assert {key: each.default for key, each in TEAMS.settings.items()} == {
+        key: getattr(in_force, same.get(key, key)) for key in TEAMS.settings
+    }
+    assert CRITERION.settings["category"].default == CRITERION.make({"text": "It works."}).category
+    assert CoordinationSettings().make_rounds() == Rounds()
 
 
 def test_the_example_in_the_modules_docstring_is_read_as_it_says(write: Write) -> None:

@@ -27,7 +27,7 @@ from retinue.core.messages import Model, RunRef
 from retinue.core.network import Hosts, parse_hosts
 from retinue.core.ports import AttachedApprover, Log, Policy
 from retinue.core.profiles import Profile
-from retinue.core.rules import MODES, parse_rule
+from retinue.core.rules import DEFAULT_MODE, MODES, parse_rule
 from retinue.files.reserved import find_git_programs
 from retinue.protocol.inherited_limits import read_process_limits
 from retinue.sandbox.in_process import IN_PROCESS
@@ -231,7 +231,7 @@ def _make_planner(
 
 def _make_policy(parts: Parts) -> tuple[Policy, Callable[[str], None] | None]:
     """Return the policy, and the function that stores a rule for the project in its retinue.yaml, in force at once."""
-    mode = parts.mode or parts.rules.mode or "ask"
+    mode = parts.mode or parts.rules.mode or DEFAULT_MODE
     if mode not in MODES:
         raise ConfigError(f"unknown approval mode {mode!r}; available: {', '.join(MODES)}")
     file = parts.rules_file

@@ -42,10 +42,10 @@ from retinue.config.schema import (
 )
 from retinue.core.errors import ConfigError
 from retinue.core.limits import MODEL_ASKED_SECONDS, SPAWNED_SECONDS
-from retinue.core.profiles import NAME_PATTERN, RUNTIMES, RuntimeName, check_name
+from retinue.core.profiles import DEFAULT_RUNTIME, NAME_PATTERN, RUNTIMES, RuntimeName, check_name
 from retinue.core.rounds import CATEGORIES, PRESSURES, Criterion, Pressure, Rounds
 from retinue.core.team_members import ROUND_EVALUATOR, TeamSettings
-from retinue.core.teams import MAX_NEW_ANSWERS, MEMBERS_MAX, STRATEGIES, Member, name_agent
+from retinue.core.teams import MEMBERS_MAX, STRATEGIES, Member, name_agent
 
 CHECKLIST_GATED = "checklist_gated"
 ROUNDS = "round_evaluator_before_checklist"
@@ -156,24 +156,24 @@ TEAMS = Section(
     "Child teams: which agents a subagent is made of, and how they agree",
     _make_teams,
     {
-        "enabled": Setting(FLAG, "true: subagents may be teams", default=False, trust=IF_TRUE),
+        "enabled": Setting(FLAG, "true: subagents may be teams", default=TeamSettings.enabled, trust=IF_TRUE),
         "agents": Setting(
             MEMBERS,
             f"the shared pool of members, at most {MEMBERS_MAX}",
-            default=(),
+            default=TeamSettings.agents,
             example=MEMBERS_EXAMPLE,
             trust=NEW_MEMBERS,
         ),
         "shared_child_team_types": Setting(
             list_of(WORD, what="a list of texts"),
             "the types of subagents that take the shared pool first; `*`: all",
-            default=(ROUND_EVALUATOR,),
+            default=TeamSettings.shared_child_team_types,
         ),
         "inherit_spawning_agent_backend": Setting(
             FLAG,
             "true: a subagent without members inherits the model of its spawner, round_evaluator too, and a task may "
             "not name a model",
-            default=False,
+            default=TeamSettings.inherit_spawning_agent_backend,
         ),
         "final_answer_strategy": Setting(
             choice(STRATEGIES),
@@ -183,10 +183,16 @@ TEAMS = Section(
             example="winner_present",
         ),
         "max_new_answers_per_agent": Setting(
-            COUNT, "answers that each member of a refining team may give", default=MAX_NEW_ANSWERS, trust=ABOVE_DEFAULT
+            COUNT,
+            "answers that each member of a refining team may give",
+            default=TeamSettings.max_new_answers_per_agent,
+            trust=ABOVE_DEFAULT,
         ),
         "max_new_answers": Setting(
-            COUNT, "the same as `max_new_answers_per_agent`", default=MAX_NEW_ANSWERS, trust=ABOVE_DEFAULT
+            COUNT,
+            "the same as `max_new_answers_per_agent`",
+            default=TeamSettings.max_new_answers_per_agent,
+            trust=ABOVE_DEFAULT,
         ),
     },
 )
@@ -195,10 +201,11 @@ CRITERION = Section(
     Criterion,
     {
         "text": Setting(WORD, "the criterion, in your words", example="Every claim has a source.", null="refused"),
-        "category": Setting(choice(CATEGORIES), "how much it counts", default="must"),
+        "category": Setting(choice(CATEGORIES), "how much it counts", default=Criterion.category),
     },
     required=("text",),
 )
+_ROUNDS = Rounds()
 
 
 @dataclass(frozen=True)
@@ -230,7 +237,7 @@ class CoordinationSettings:
     subagent_runtime_mode: RuntimeName | None = setting(
         choice(RUNTIMES),
         "where tools run: isolated or container (a sandbox), inherited (this process), delegated (the host)",
-        default="isolated",
+        default=DEFAULT_RUNTIME,
         trust=trust_for("inherited", "delegated"),
         unset=None,
     )
@@ -275,10 +282,10 @@ class CoordinationSettings:
         default=False,
     )
     round_evaluator_refine: bool = setting(
-        FLAG, "true: a `round_evaluator` that is a team refines its answer by votes", default=False
+        FLAG, "true: a `round_evaluator` that is a team refines its answer by votes", default=_ROUNDS.refine
     )
     round_evaluator_transformation_pressure: Pressure = setting(
-        choice(PRESSURES), "how large a change the evaluator of a round looks for", default="balanced"
+        choice(PRESSURES), "how large a change the evaluator of a round looks for", default=_ROUNDS.pressure
     )
     checklist_criteria_inline: tuple[Criterion, ...] = setting(
         list_of(CRITERION.value_kind, what="a list of criteria"),

@@ -136,6 +136,7 @@ from retinue.core.limits import (
     parse_amount,
 )
 from retinue.core.profiles import (
+    DEFAULT_RUNTIME,
     NAME_PATTERN,
     RUNTIMES,
     WORKSPACES,
@@ -143,7 +144,7 @@ from retinue.core.profiles import (
     check_name,
     explain_useless_fallback,
 )
-from retinue.core.rules import MODES, RULE_PATTERN, Rules, parse_rule
+from retinue.core.rules import DEFAULT_MODE, MODES, RULE_PATTERN, Rules, parse_rule
 from retinue.core.servers import McpServer, server_of
 from retinue.core.teams import Member
 
@@ -160,7 +161,7 @@ APPROVALS = Section(
             choice(MODES),
             "ask: before a tool changes something; strict: before every tool of the primary; sandboxed: as ask, but "
             "not for edits, commands and programs in a sandboxed workspace of its own; yes: never",
-            default="ask",
+            default=DEFAULT_MODE,
             trust=trust_for(*(mode for mode in MODES if mode not in ("ask", "strict"))),
         ),
         "allow": Setting(
@@ -434,7 +435,7 @@ def _check_fallback(settings: Settings) -> None:
     if fallback is None:
         return
     own = [given["runtime"] for given in settings.profiles.values() if "runtime" in given]
-    why = explain_useless_fallback(fallback, [settings.coordination.subagent_runtime_mode or "isolated", *own])
+    why = explain_useless_fallback(fallback, [settings.coordination.subagent_runtime_mode or DEFAULT_RUNTIME, *own])
     if why:
         raise settings.document.locate("orchestrator", "coordination", "subagent_runtime_fallback_mode").error(why)
 

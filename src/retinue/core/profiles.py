@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 RuntimeName = Literal["inherited", "isolated", "container", "delegated"]
 WorkspaceName = Literal["scratch", "shared", "copy", "worktree"]
 RUNTIMES: tuple[RuntimeName, ...] = get_args(RuntimeName)  # the laxest first
+DEFAULT_RUNTIME: RuntimeName = "isolated"  # of runs that a command starts
 WORKSPACES: tuple[WorkspaceName, ...] = get_args(WorkspaceName)
 COPIES: tuple[WorkspaceName, ...] = ("copy", "worktree")  # a command applies their changes to the project
 LOCAL_TOOLS = ("read", "write", "edit", "glob", "grep", "shell", CODE_MODE)

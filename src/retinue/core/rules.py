@@ -31,6 +31,7 @@ from retinue.core.servers import PREFIX
 
 Mode = Literal["ask", "strict", "sandboxed", "yes"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+DEFAULT_MODE: Mode = "ask"
 SHELLS = ("shell", "_shell")
 FILES = ("read", "write", "edit", "glob", "grep", "_read_file", "_write_file", "_edit_file")
 CODE_MODE = "execute_python_code"

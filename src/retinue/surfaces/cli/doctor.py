@@ -39,7 +39,7 @@ from retinue.core.errors import ConfigError, LogError, RetinueError
 from retinue.core.limits import Limits
 from retinue.core.messages import Model
 from retinue.core.ports import Prices
-from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, Profile, RuntimeName, Task
+from retinue.core.profiles import DEFAULT_RUNTIME, LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, Profile, RuntimeName, Task
 from retinue.core.results import Result
 from retinue.core.teams import Member
 from retinue.core.usage import Usage
@@ -139,7 +139,7 @@ def execute_doctor(args: argparse.Namespace) -> int:
         return 0
     folder = find_project_folder(Path.cwd())
     try:
-        checked = CheckedProject(folder, *load_project_parts(folder, default_runtime="isolated"))
+        checked = CheckedProject(folder, *load_project_parts(folder, default_runtime=DEFAULT_RUNTIME))
     except RetinueError as error:
         checked = CheckedProject(folder, Parts(folder), None, str(error))
     checks = [(section, check) for section, find_checks in SECTIONS.items() for check in find_checks(checked)]

@@ -26,7 +26,7 @@ from retinue.config.models import explain_missing_model
 from retinue.config.project import SETTINGS_FILE, Project, find_project, load_project
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
-from retinue.core.profiles import Profile, RuntimeName
+from retinue.core.profiles import DEFAULT_RUNTIME, Profile, RuntimeName
 from retinue.surfaces.cli import output, prompts
 from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, parse_context_paths, parse_limits, parse_model
 from retinue.surfaces.cli.start_line import clear_start_line
@@ -93,7 +93,7 @@ def prepare(
         wait_approvals=DETACHED_WAIT_SECONDS if wait is None and detached else wait,
         traced=traced,
         runtime=args.runtime,
-        default_runtime="isolated",
+        default_runtime=DEFAULT_RUNTIME,
         outbox=args.delegation_directory,
         context_paths=parse_context_paths(args),
     )
