@@ -12,7 +12,7 @@ from retinue import Event, Profile
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunSpawned, ToolResult
 from retinue.core.limits import ResourceLimits
-from retinue.core.messages import Reply, RunRef
+from retinue.core.messages import Reply, RunRef, SystemPrompt
 from retinue.core.plans import Job, Plan
 from retinue.core.profiles import Task
 from retinue.files.opening import RefusedFile, open_real_folder, stat_real
@@ -159,7 +159,7 @@ def test_a_grant_inside_a_visible_folder_is_no_mount_of_its_own(tmp_path: Path) 
             ref=RunRef("t", 1, "/main/k-1", "k", "k", "s"),
             plan=Plan(profile=Profile("k"), runtime=IN_PROCESS),
             task=Task("x"),
-            system="",
+            system=SystemPrompt(""),
             max_turns=None,
             thread=(),
             folders=folders,

@@ -20,7 +20,7 @@ from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny, de
 from retinue.core.errors import ConfigError, Unconfirmed
 from retinue.core.events import Inbox, Message
 from retinue.core.limits import Limits
-from retinue.core.messages import REMINDER, Call, Reply, Request, ToolSpec, Turn, UserTurn
+from retinue.core.messages import REMINDER, Call, Reply, Request, SystemPrompt, ToolSpec, Turn, UserTurn
 from retinue.core.plans import Job, Plan, Planner
 from retinue.core.ports import (
     Folders,
@@ -322,7 +322,7 @@ class ReplayLink:
         self.children, self.commands, self.local_calls = link.children, link.commands, link.local_calls
         self.conversation, self.team, self.files = link.conversation, link.team, link.files
 
-    async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
+    async def complete(self, turn: int, system: SystemPrompt, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
         return await self._link.complete(turn, system, thread, tools)
 
     def write_calls(self, calls: Sequence[tuple[Call, ToolSpec]]) -> None:

@@ -148,10 +148,19 @@ class BeforeRetry(Protocol):
     async def __call__(self, spent: Usage, *, estimated: bool = False) -> None: ...
 
 
+class SystemPrompt(msgspec.Struct, frozen=True, gc=False):
+    """The system prompt of a run. `folders` is its last paragraph, about the folders of the run, or empty: they belong
+    to one machine and one tree, so a recording leaves them out."""
+
+    text: str
+    folders: str = ""
+
+
 class Request(msgspec.Struct, frozen=True, gc=False):
     """A model call: the run, its turn, thread and tools. A reply is never longer than `max_output_tokens`; budgets
     rely on this limit. `attempt` is the number of errors received from the provider so far. Before a retry, `again` is
-    awaited with the usage so far; it raises Limited if nothing is left."""
+    awaited with the usage so far; it raises Limited if nothing is left. `folders` is the paragraph at the end of
+    `system` that a recording leaves out (see SystemPrompt)."""
 
     ref: RunRef
     turn: int
@@ -162,6 +171,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     max_output_tokens: int = OUTPUT_TOKENS
     attempt: int = 0
     again: BeforeRetry | None = None
+    folders: str = ""
 
     @property
     def key(self) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from retinue.core.context import Context
 from retinue.core.events import RunStarted, Warned
-from retinue.core.messages import Model, Reply, RunRef, ToolSpec, Turn
+from retinue.core.messages import Model, Reply, RunRef, SystemPrompt, ToolSpec, Turn
 from retinue.core.network import Hosts
 from retinue.core.ports import Emit, Folders, Link, Outcome, RunSession, Tool
 from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
@@ -112,7 +112,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     ref: RunRef
     plan: Plan
     task: Task
-    system: str
+    system: SystemPrompt
     max_turns: int | None
     thread: tuple[Turn, ...]
     folders: Folders

@@ -18,7 +18,7 @@ from retinue.core.caller import Caller
 from retinue.core.errors import LogError
 from retinue.core.events import Body, Delta, Event, RunSpawned, RunWaiting
 from retinue.core.limits import Limits
-from retinue.core.messages import Call, Reply, RunRef, ToolSpec, Turn, UserTurn
+from retinue.core.messages import Call, Reply, RunRef, SystemPrompt, ToolSpec, Turn, UserTurn
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
 from retinue.core.round_state import RoundState
@@ -286,7 +286,7 @@ class Link(Protocol):
         """Write the text as the result of a call whose caller no longer waits. A call of a program ends with a run that
         is being stopped, and gets no result then."""
 
-    async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
+    async def complete(self, turn: int, system: SystemPrompt, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
         """Make one model call and return the reply. The host makes the call and writes its events."""
 
     def inbox(self) -> Sequence[UserTurn]:

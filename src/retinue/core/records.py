@@ -8,7 +8,6 @@ and `models/recorded.py` plays the replies.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import unified_diff
@@ -36,7 +35,6 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.usage import NO_USAGE, Usage
 
 CONTEXT_LINES = 3
-_FOLDERS = re.compile(r"(?:\n\n|\A)Your workspace is .*\. You may also read: .*\.\Z")
 
 
 class EndOfRecord(Stop):
@@ -47,8 +45,7 @@ class EndOfRecord(Stop):
 class RecordedRequest:
     """The recorded part of a model request: the model's name and everything the model sees.
 
-    The system prompt is kept without the folders added by the supervisor, which belong to a single machine and
-    tree."""
+    The system prompt is kept without the run's folders, which belong to a single machine and tree."""
 
     model: str
     system: str
@@ -57,7 +54,10 @@ class RecordedRequest:
 
     @classmethod
     def from_request(cls, request: Request) -> RecordedRequest:
-        return cls(request.model, _FOLDERS.sub("", request.system), tuple(request.thread), request.tools)
+        system = request.system
+        if request.folders:
+            system = system.removesuffix(request.folders).removesuffix("\n\n")
+        return cls(request.model, system, tuple(request.thread), request.tools)
 
     def format_lines(self) -> list[str]:
         """Return the request as readable lines, without data that only the provider can read."""

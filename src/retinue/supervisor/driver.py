@@ -21,7 +21,7 @@ from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_
 from retinue.core.control import Control
 from retinue.core.errors import Disconnected, Failed, Limited, RetinueError, StreamCut, Unconfirmed
 from retinue.core.events import Gap, RunEnded, RunRemote, TurnEnded, Warned
-from retinue.core.messages import UserTurn
+from retinue.core.messages import SystemPrompt, UserTurn
 from retinue.core.plans import Job
 from retinue.core.ports import Timer
 from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirmed_ending, stalled_texts
@@ -261,18 +261,18 @@ def _may_ask_ahead(run: Run) -> bool:
     )
 
 
-def _make_system_prompt(run: Run) -> str:
+def _make_system_prompt(run: Run) -> SystemPrompt:
     """Return the instructions, the context of the task, and the folders that the run may read and write."""
     plan, folders = run.plan, run.folders
-    parts = [plan.system] if plan.system else []
-    if run.task.context:
-        parts.append(run.task.context)
+    about_folders = ""
     if plan.tools:
         readable = ", ".join(folders.readable) or "nothing else"
         copy = folders.workspace_copy
         copied = "" if copy is None else f" It is {WORKSPACE_IS_COPY.format(source=copy.source)}."
-        parts.append(f"Your workspace is {folders.path}.{copied} You may also read: {readable}.")
-    return "\n\n".join(parts)
+        about_folders = f"Your workspace is {folders.path}.{copied} You may also read: {readable}."
+    return SystemPrompt(
+        "\n\n".join(filter(None, (plan.system, run.task.context, about_folders))), folders=about_folders
+    )
 
 
 # Endings. An unknown status or error is a failure, never `done`.

@@ -40,6 +40,7 @@ from retinue.core.messages import (
     Reply,
     Request,
     RunRef,
+    SystemPrompt,
     ToolSpec,
     Turn,
     UserTurn,
@@ -290,7 +291,7 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
 
     # Model calls
 
-    async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
+    async def complete(self, turn: int, system: SystemPrompt, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
         run, plan = self._run, self._run.plan
         run.check_wanted()
         if plan.model is None:
@@ -298,9 +299,11 @@ class RunServices(msgspec.Struct, eq=False, gc=False):
         account, reservation, usage, estimated = run.account, None, NO_USAGE, False
         again = None if account is None else self._reserve_again
         if secrets.known:
-            system, thread = secrets.clean_text(system), self._clean_thread(thread)
+            system, thread = _clean_prompt(system), self._clean_thread(thread)
         # Positional, as the reservation: keywords take 0.3 % of the instructions of a run (`bench counts`).
-        request = Request(run.ref, turn, plan.model_name, system, thread, tools, OUTPUT_TOKENS, 0, again)
+        request = Request(
+            run.ref, turn, plan.model_name, system.text, thread, tools, OUTPUT_TOKENS, 0, again, system.folders
+        )
         if account is not None:
             prices = self._shared.prices if account.counts_cost else None
             reservation = CallReservation(account, request, plan.tools_bytes, prices, OUTPUT_TOKENS)
@@ -445,6 +448,10 @@ def _asked_timeout(call: Call) -> float | None:
         return float(value)
     except OverflowError:
         return None
+
+
+def _clean_prompt(system: SystemPrompt) -> SystemPrompt:
+    return SystemPrompt(secrets.clean_text(system.text), folders=secrets.clean_text(system.folders))
 
 
 async def _complete_clean(model: Model, request: Request, on_delta: OnDelta) -> Reply:
