@@ -21,7 +21,7 @@ from retinue.log import batches, sqlite
 from retinue.log.forwarding_log import ForwardingLog
 from retinue.log.sqlite import SqliteLog
 from retinue.log.sqlite_reader import SqliteReader
-from retinue.supervisor import runfiles
+from retinue.supervisor import run_logs
 from tests.soak.checks import by_run, check_calls, check_folds, check_order
 from tests.soak.conftest import Note
 from tests.soak.disk import Disk, Fault, faulty_disk
@@ -127,7 +127,7 @@ async def faulty_tree(folder: Path, disk: Disk, fault: Fault, at: int, times: in
 async def sweep(folder: Path, note: Note, fault: Fault, part: range, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (batches, sqlite):
         monkeypatch.setattr(module, "RETRY_SECONDS", 0.001)
-    monkeypatch.setattr(runfiles, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(run_logs, "WAIT_SECONDS", 0.01)
     with faulty_disk() as disk:
         for number, at in enumerate(part):
             times = (1, 3, 10**9)[number % 3]

@@ -34,7 +34,7 @@ from retinue.core.results import Ending, ending_texts
 from retinue.tools.answer import make_output, to_plain
 from retinue.tools.functions import as_text
 from retinue.tools.shell import Shell
-from retinue.workspaces.run_files import put_files
+from retinue.workspaces.handed_files import put_files
 
 LAST_CHARACTERS = 300
 SETUP_SPEC = ToolSpec(SETUP, "", {}, tier=USERS_OWN, display_name=SETUP, host=True)

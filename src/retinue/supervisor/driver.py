@@ -40,9 +40,9 @@ from retinue.supervisor.adoption import Adoption
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.caller_limits import find_remaining_limits
 from retinue.supervisor.ports import SupervisorPorts
+from retinue.supervisor.run_logs import RunLogs
 from retinue.supervisor.run_messages import notify_parent
 from retinue.supervisor.run_services import RunServices
-from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Run, Tree, TreeRegistry
 
 WORKSPACE_IS_COPY = "a copy of {source}: what you change is in your copy only, until it is applied"
@@ -56,10 +56,10 @@ class Driver:
     """The driver of the runs of all trees. Python functions get `control` in the context of their run."""
 
     def __init__(
-        self, ports: SupervisorPorts, trees: TreeRegistry, control: Control, approvals: Approvals, files: RunFiles
+        self, ports: SupervisorPorts, trees: TreeRegistry, control: Control, approvals: Approvals, run_logs: RunLogs
     ) -> None:
         self._clock, self._state, self._hook = ports.clock, ports.state, ports.hook
-        self._trees, self._control, self._approvals, self._files = trees, control, approvals, files
+        self._trees, self._control, self._approvals, self._run_logs = trees, control, approvals, run_logs
         self._loop = asyncio.get_running_loop()
         self._on_stop = self._start_grace  # one bound method for all runs
 
@@ -102,7 +102,7 @@ class Driver:
         started = plan.runtime.started
         if started is not None and (history is None or run.view.started != started):
             run.write(started)
-        if run.queues and self._files.is_kept(run.tree.id, run.ref.run):  # tool replies name its workspace
+        if run.queues and self._run_logs.is_kept(run.tree.id, run.ref.run):  # tool replies name its workspace
             run.folders.make_named_folder()
         if plan.host or plan.profile.call is not None:
             CURRENT.set(self._make_context(run, services))
@@ -215,7 +215,7 @@ class Driver:
 
     def _forget_tree(self, tree: Tree) -> None:
         self._trees.pop(tree.id, None)
-        self._files.end_tree(tree.id)
+        self._run_logs.end_tree(tree.id)
         tree.release()
 
     def _start_grace(self, run: Run) -> Timer:

@@ -63,10 +63,10 @@ from retinue.supervisor.policy import find_hidden_paths, narrow_policy
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.restore_plans import PlanRestorer, end_client
 from retinue.supervisor.run_events import write_lost_result
+from retinue.supervisor.run_logs import RunLogs
 from retinue.supervisor.run_messages import notify_parent
 from retinue.supervisor.run_roles import ChildServices
 from retinue.supervisor.run_services import RunServices
-from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.spawner import Continued, Spawner, find_depth, limit_depth, make_folders, start_from_workspace
 from retinue.supervisor.tree import Run, Tree, TreeRegistry
@@ -89,10 +89,10 @@ class Restorer:
         trees: TreeRegistry,
         driver: Driver,
         spawner: Spawner,
-        files: RunFiles,
+        run_logs: RunLogs,
     ) -> None:
         self._ports, self._trees, self._driver, self._spawner = ports, trees, driver, spawner
-        self._load_tree = partial(TreeRestorer, ports=ports, spawner=spawner, files=files)
+        self._load_tree = partial(TreeRestorer, ports=ports, spawner=spawner, run_logs=run_logs)
 
     def resume_tree(self, tree_id: str, histories: Histories, overrides: ResumeOverrides) -> Run:
         """Resume a tree whose process is gone. Return the run that the tree ends with. Raises ConfigError, before
@@ -216,10 +216,10 @@ class TreeRestorer:
         *,
         ports: SupervisorPorts,
         spawner: Spawner,
-        files: RunFiles,
+        run_logs: RunLogs,
     ) -> None:
         self._ports, self._clock, self._state = ports, ports.clock, ports.state
-        self._spawner, self._files, self._overrides = spawner, files, overrides
+        self._spawner, self._run_logs, self._overrides = spawner, run_logs, overrides
         self.id, events = tree, histories[tree]
         self.view = Runs.of(self.id, events)
         without_end = [view for view in self.view.runs.values() if view.ended is None]
@@ -239,9 +239,9 @@ class TreeRestorer:
         tree = self.make_tree()
         runs = [tree.runs[view.number] for view in self.unfinished]
         for run in tree.runs:
-            if self._files.has_files(self.id, run.ref.run) or (run.queues and run.view.spawned.call_id):
-                self._files.keep(tree, run.ref.run)
-        self._files.restore(self.id, self._events)
+            if self._run_logs.has_files(self.id, run.ref.run) or (run.queues and run.view.spawned.call_id):
+                self._run_logs.keep(tree, run.ref.run)
+        self._run_logs.restore(self.id, self._events)
         written = [run.write(RunResumed(), True) for run in runs]  # first: time before it does not count
         for run in tree.runs:
             if isinstance(run, AdoptedRun) and not _will_be_reported(run):

@@ -33,11 +33,11 @@ from retinue.log.reading import wait_until_read
 from retinue.log.runs import describe_view
 from retinue.supervisor.approvals import TURN_INTERRUPTED, Approvals
 from retinue.supervisor.run_events import copy_args, write_lost_result, write_message
+from retinue.supervisor.run_logs import RunLogs
 from retinue.supervisor.run_messages import check_message, send_message
-from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Run
+from retinue.workspaces.handed_files import read_files
 from retinue.workspaces.recording import NO_SNAPSHOT, publish_so_far
-from retinue.workspaces.run_files import read_files
 from retinue.workspaces.workspace import is_empty_folder
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class SharedServices(msgspec.Struct, frozen=True, eq=False):
 
     approvals: Approvals
     prices: Prices
-    files: RunFiles
+    run_logs: RunLogs
     spawn_children: SpawnChildren
     continue_run: ContinueRun
 
@@ -73,7 +73,7 @@ class ChildServices(msgspec.Struct, eq=False, gc=False):
     async def spawn_runs(self, orders: Sequence[SpawnOrder]) -> list[SpawnedRun]:
         children = self.shared.spawn_children(self.run, orders)
         if orders[0].files and orders[0].background:
-            await self.shared.files.wait_until_created(self.run.tree.id, [child.run for child in children])
+            await self.shared.run_logs.wait_until_created(self.run.tree.id, [child.run for child in children])
         return children
 
     async def wait_for(
@@ -84,7 +84,7 @@ class ChildServices(msgspec.Struct, eq=False, gc=False):
             children = await self._wait_for_any(children, seconds)
         elif children and children[0].queues:
             await self.run.slot.wait_without_slot(join_all(children))
-            await self.run.without_stall_timer(self.shared.files.wait_until_written(self.run.tree.id, runs))
+            await self.run.without_stall_timer(self.shared.run_logs.wait_until_written(self.run.tree.id, runs))
         else:
             await join_all(children)
         return [child.result() for child in children]
@@ -92,10 +92,10 @@ class ChildServices(msgspec.Struct, eq=False, gc=False):
     async def _wait_for_any(self, wanted: Sequence[Run], seconds: float | None) -> list[Run]:
         if not any(each.finished for each in wanted):
             await self.run.slot.wait_without_slot(_join_any(wanted, seconds))
-        ended, files, tree = [each for each in wanted if each.finished], self.shared.files, self.run.tree.id
-        kept = [each.ref.run for each in ended if files.is_kept(tree, each.ref.run)]
+        ended, run_logs, tree = [each for each in wanted if each.finished], self.shared.run_logs, self.run.tree.id
+        kept = [each.ref.run for each in ended if run_logs.is_kept(tree, each.ref.run)]
         if kept:
-            await self.run.without_stall_timer(files.wait_until_written(tree, kept))
+            await self.run.without_stall_timer(run_logs.wait_until_written(tree, kept))
         return ended
 
     def list_runs(self) -> list[RunSummary]:

@@ -32,9 +32,9 @@ from retinue.supervisor.budgets import Account, open_account, open_total
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import find_hidden_paths, narrow_policy
 from retinue.supervisor.ports import SupervisorPorts
+from retinue.supervisor.run_logs import RunLogs
 from retinue.supervisor.run_roles import SharedServices
 from retinue.supervisor.run_services import RunServices
-from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.tree import Run, Tree, TreeRegistry, new_span_id
 from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
@@ -92,14 +92,14 @@ class Spawner:
         driver: Driver,
         control: Control,
         approvals: Approvals,
-        files: RunFiles,
+        run_logs: RunLogs,
     ) -> None:
         self._ports, self._clock, self._state = ports, ports.clock, ports.state
-        self._trees, self._driver, self._files = trees, driver, files
+        self._trees, self._driver, self._run_logs = trees, driver, run_logs
         self.services = SharedServices(
             approvals=approvals,
             prices=ports.prices,
-            files=files,
+            run_logs=run_logs,
             spawn_children=self.spawn_children,
             continue_run=control.continue_run,
         )
@@ -327,7 +327,7 @@ class Spawner:
         run.set_stall_timer(stall)
         is_delegated = parent is not None or self._ports.serves_requests
         if order.files or (is_delegated and not self._state.temporary):  # in a project, delegated runs have files
-            self._files.keep(tree, ref.run)
+            self._run_logs.keep(tree, ref.run)
         written = run.open(self._make_spawned_event(run, checked))
         for note in plan.notes:
             run.write(note)

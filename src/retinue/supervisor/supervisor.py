@@ -50,9 +50,9 @@ from retinue.supervisor.driver import Driver
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.restore import Restorer
 from retinue.supervisor.restore_plans import CLIENT_LEFT
+from retinue.supervisor.run_logs import RunLogs
 from retinue.supervisor.run_messages import USER, check_message, send_message
 from retinue.supervisor.run_services import RunServices
-from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.spawner import Spawner
 from retinue.supervisor.stored_control import Phase, StoredTrees, describe_tree
 from retinue.supervisor.tree import Run, TreeRegistry
@@ -76,10 +76,10 @@ class Supervisor(StoredTrees):
             store_rule=ports.store_rule,
             project=ports.state.project,
         )
-        self._files = RunFiles(ports.log, ports.state)
-        driver = Driver(ports, self.trees, self, self.approvals, self._files)
-        self.spawner = Spawner(ports, self.trees, driver, self, self.approvals, self._files)
-        self._restorer = Restorer(ports, self.trees, driver, self.spawner, self._files)
+        self._run_logs = RunLogs(ports.log, ports.state)
+        driver = Driver(ports, self.trees, self, self.approvals, self._run_logs)
+        self.spawner = Spawner(ports, self.trees, driver, self, self.approvals, self._run_logs)
+        self._restorer = Restorer(ports, self.trees, driver, self.spawner, self._run_logs)
 
     # Starting runs
 
@@ -357,7 +357,7 @@ class Supervisor(StoredTrees):
             if self._ports.on_close is not None:
                 await self._ports.on_close()
         finally:
-            await self._files.close()
+            await self._run_logs.close()
             await self.log.close()
             self.state.remove_temporary()
 

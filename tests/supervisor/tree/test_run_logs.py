@@ -16,7 +16,7 @@ from retinue.core.errors import LogLost
 from retinue.core.events import ApprovalAsked, RunStarted
 from retinue.log.forwarding_log import ForwardingLog
 from retinue.log.memory import MemoryLog
-from retinue.supervisor.runfiles import RunFiles
+from retinue.supervisor.run_logs import RunLogs
 from retinue.supervisor.tree import Tree
 from retinue.testing import scripted
 from retinue.workspaces.run_folders import StateFolder
@@ -149,7 +149,7 @@ class SlowLog(ForwardingLog):
 @pytest.mark.parametrize("is_lost", [False, True])
 async def test_files_have_nothing_that_the_log_does_not_have(tmp_path: Path, is_lost: bool) -> None:
     log = SlowLog()
-    files, tree = RunFiles(log, StateFolder(tmp_path, project=tmp_path)), Tree(log, SystemClock())
+    files, tree = RunLogs(log, StateFolder(tmp_path, project=tmp_path)), Tree(log, SystemClock())
     files.keep(tree, 0)
     for event in (make_spawned(tree=tree.id), make_ended(2, tree=tree.id)):
         tree.view.apply(event)

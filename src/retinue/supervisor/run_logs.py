@@ -88,7 +88,7 @@ class _TreeFiles(ForwardingLog):
             self.pending.append(event)
 
 
-class RunFiles:
+class RunLogs:
     """The files of all kept runs. Trees pass in their events. A task writes the events in threads, some trees at a
     time, once the log has them. The more there is to do, the more events of a tree are written in one go."""
 

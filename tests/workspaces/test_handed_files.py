@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retinue.core.errors import RetinueError
-from retinue.workspaces.run_files import put_files, read_files
+from retinue.workspaces.handed_files import put_files, read_files
 from retinue.workspaces.run_folders import RunFolders
 
 
