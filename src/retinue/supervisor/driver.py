@@ -263,16 +263,17 @@ def _may_ask_ahead(run: Run) -> bool:
 
 def _make_system_prompt(run: Run) -> SystemPrompt:
     """Return the instructions, the context of the task, and the folders that the run may read and write."""
-    plan, folders = run.plan, run.folders
-    about_folders = ""
+    plan, folders, about_folders = run.plan, run.folders, ""
+    parts = [plan.system] if plan.system else []
+    if run.task.context:
+        parts.append(run.task.context)
     if plan.tools:
         readable = ", ".join(folders.readable) or "nothing else"
         copy = folders.workspace_copy
         copied = "" if copy is None else f" It is {WORKSPACE_IS_COPY.format(source=copy.source)}."
         about_folders = f"Your workspace is {folders.path}.{copied} You may also read: {readable}."
-    return SystemPrompt(
-        "\n\n".join(filter(None, (plan.system, run.task.context, about_folders))), folders=about_folders
-    )
+        parts.append(about_folders)
+    return SystemPrompt("\n\n".join(parts), about_folders)
 
 
 # Endings. An unknown status or error is a failure, never `done`.
