@@ -313,7 +313,7 @@ class LineAsker:
     def __init__(self, printer: Printer, answer: TakeAnswer, leave: Callable[[], object]) -> None:
         self._printer = printer
         self._answer, self._leave = answer, leave
-        self._approver = TerminalApprover(printer)
+        self._approver = TerminalApprover(printer, names_runs=True)
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._tasks = TaskOwner()
         printer.show_note(WAITING)
@@ -350,7 +350,7 @@ class PanelAsker:
     def __init__(self, answer: TakeAnswer, leave: Callable[[], object]) -> None:
         self._answer, self._leave = answer, leave
         self._screen = Screen(Terminal(input_fd=0, output_fd=1), color=colors.wants_color(sys.stdout))
-        self._panel = QuestionPanel(self._screen, self._take_answer)
+        self._panel = QuestionPanel(self._screen, self._take_answer, names_runs=True)
         self._questions: dict[str, Approval] = {}
         self._screen.draw_bottom(self._compose, self._panel.arm_later)
         self._screen.terminal.report_keys(self._press_key, on_closed=leave)

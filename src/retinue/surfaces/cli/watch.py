@@ -70,7 +70,7 @@ async def _watch_outbox(args: argparse.Namespace, parts: Parts, printer: Printer
     """Run the subagents that are requested through the outbox, until Ctrl-C."""
     terminal = at_terminal()
     if terminal:
-        parts = replace(parts, approver=attach_terminal(printer))
+        parts = replace(parts, approver=attach_terminal(printer, names_runs=True))
     assert parts.state is not None
     process = open_server_process(parts, printer, serves=not args.no_control, in_thread=not terminal)
     async with process as (control, screen, stop):

@@ -109,7 +109,7 @@ class Printer:
         With `asker`, name the agent, the question and the run too, because no block before it does."""
         spans = make_question_spans(question.label, question.tool, question.args)
         if asker:
-            spans = (*spans, ("faint", f"  {describe_asker(question)} of {question.tree}/{question.run}"))
+            spans = (*spans, ("faint", f"  {describe_asker(question, names_run=True)}"))
         self._put_block(spans, self._format_preview(format_question_body(question), whole=whole))
 
     def show_note(self, text: str) -> None:
