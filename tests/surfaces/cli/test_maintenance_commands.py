@@ -87,6 +87,21 @@ def test_help_loads_next_to_nothing(project: Project) -> None:
     assert LIGHT & set(done.stderr.split()) == {"argparse"}
 
 
+def test_a_command_that_lists_loads_no_description_of_packages(project: Project) -> None:
+    code = "import sys; from retinue.surfaces.cli.main import main; main(['ps']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=project.folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    loaded = set(done.stderr.split())
+    assert "retinue.config.models" in loaded and not {"importlib.metadata", "email.message"} & loaded
+
+
 def test_profiles(project: Project) -> None:
     own = project.folder / ".agent/subagent_types/poet/SUBAGENT.md"
     own.parent.mkdir(parents=True)
