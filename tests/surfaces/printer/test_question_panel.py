@@ -4,10 +4,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from retinue.core.approvals import Approval
+from retinue.surfaces.printer import approver
 from retinue.surfaces.printer.keys import Key
-from retinue.surfaces.printer.question_panel import QuestionPanel
+from retinue.surfaces.printer.question_panel import HELP, QuestionPanel
 from retinue.surfaces.printer.screen import Screen
 from retinue.surfaces.printer.terminal import Terminal
 
@@ -60,6 +62,15 @@ def test_the_run_is_named_where_questions_of_several_trees_are_shown(
 def test_the_run_is_not_named_where_one_tree_is_shown(screen: Screen) -> None:
     panel = open_panel(screen, ask("t1"), ask("t1", 2), names_runs=False)
     assert read(panel)[0] == "◐ write(a)  main · question 1, 1 more waits"
+
+
+def test_the_help_of_the_keys_fits_a_terminal_of_80_columns(screen: Screen) -> None:
+    panel = open_panel(screen, replace(ask("t1"), rule="write(a)"), names_runs=False)
+    press(panel, "?")
+    shown = read(panel, 80)
+    assert set(HELP) <= set(shown)
+    typed = approver.HELP.format(always=approver.ALWAYS_HELP).splitlines()
+    assert max(map(len, typed)) <= 80
 
 
 def test_a_number_goes_to_the_next_question_that_has_it(screen: Screen) -> None:

@@ -34,7 +34,7 @@ PASTED = "pasted text does not answer a question"
 NONSENSE = "not an answer: press y, n or ?"
 REASON = "reason > "
 JSON = "JSON > "
-ALWAYS_HELP = "a  yes, and always in this project: shows the rule, then writes it to retinue.yaml"
+ALWAYS_HELP = "a  yes, and always in this project: shows the rule, then asks again"
 HELP = (
     "y  yes, this call",
     "n  no; N asks you for a reason, which the agent reads",
