@@ -111,6 +111,8 @@ def test_a_watch_names_the_tree_of_each_question(project: Project, term: str) ->
     options = ("--wait-approvals", "600")
     with first(project, agents, *options) as one, first(project, agents, *options) as two:
         trees = {str(question["tree"]) for question in waiting(project, 2)}
+        asked = str(waiting(project, 2)[0]["id"])
+        assert f"\nretinue approve {asked} · retinue deny {asked} REASON\n" in project.retinue("approvals").stdout
         with watching(project, "[y]es [n]o", TERM=term) as watch:
             watch.read_until("1 more ")
             [shown] = [tree for tree in trees if f"question 1 of {tree}/0" in watch.text]
