@@ -6,7 +6,6 @@ could register its name.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import shlex
 import sys
@@ -27,9 +26,11 @@ def make_install_command(*packages: str) -> str:
 
 def find_adapter_package(provider: str) -> str:
     """Return the package that a model provider needs, with its extra if there is one for the provider."""
+    from importlib import metadata  # noqa: PLC0415 - slow to import, and most commands name no package
+
     try:
-        extras = importlib.metadata.metadata(ADAPTERS).get_all("Provides-Extra") or []
-    except importlib.metadata.PackageNotFoundError:
+        extras = metadata.metadata(ADAPTERS).get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
         return f"{ADAPTERS}[anthropic,openai]"
     named = next((extra for extra in (provider, provider.partition("-")[0]) if extra in extras), "")
     return f"{ADAPTERS}[{named}]" if named else ADAPTERS

@@ -51,7 +51,7 @@ ANSWERS = {
     "t9": streams.said("cart.py has a module docstring now."),
 }  # fmt: skip
 REPLIES = {
-    "retinue init": (Reply("-5-5] ", "\n"), Reply("you? [Y/n] ", "n\n"), Reply("you? [Y/n] ", "y\n")),
+    "retinue init": (Reply("-5-5] ", "\n"), Reply("asking? [Y/n] ", "n\n"), Reply("asking? [Y/n] ", "y\n")),
     'retinue run "make test fails': (Reply("[n]o this", "y"),),
     "retinue apply --yes": (),
     "retinue apply": (Reply("[y/N] ", "y\n"),),

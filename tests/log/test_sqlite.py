@@ -1,6 +1,7 @@
 """The log in SQLite files keeps the contract of logs, and what is its own: files, locks, commits, the format."""
 
 import asyncio
+import errno
 import gc
 import os
 import random
@@ -785,3 +786,16 @@ def test_a_lock_is_taken_once(tmp_path: Path) -> None:
     again = locks.try_lock(tmp_path / "0001.db")
     assert again is not None
     os.close(again)
+
+
+def test_a_lock_that_cannot_be_cleared_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(fd: int, length: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "ftruncate", fail)
+        with pytest.raises(LogError, match="Input/output error"):
+            locks.try_lock(tmp_path / "0001.db")
+    lock = locks.try_lock(tmp_path / "0001.db")
+    assert lock is not None
+    os.close(lock)

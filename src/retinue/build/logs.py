@@ -67,6 +67,21 @@ async def take_over_state(state: Path) -> None:
     await open_log_reader(state).adopt_events()
 
 
+def list_workspaces(state: Path) -> list[str]:
+    """Return the ids of the trees that have a folder, whether or not a log has their events."""
+    from retinue.workspaces.run_folders import list_tree_folders
+
+    return list_tree_folders(state)
+
+
+def are_unchanged_since(state: Path, tree: str, before: float) -> bool:
+    """Return True if nothing in the folder of a tree was changed at the time `before` or later. Raises RetinueError if
+    a part of the folder cannot be read."""
+    from retinue.workspaces.run_folders import is_unchanged_since
+
+    return is_unchanged_since(state, tree, before)
+
+
 def remove_workspaces(state: Path, tree: str, *, dry_run: bool) -> int:
     """Remove the folder of a tree, with the workspaces of its runs. Return the number of bytes that are free again, or
     would be with `dry_run`. Raises RetinueError if a part of the folder remains."""

@@ -19,7 +19,7 @@ from retinue.core.errors import RetinueError
 from retinue.files.atomic import open_replacement
 from retinue.files.content import read_up_to, write_all
 from retinue.files.locks import take_file_lock
-from retinue.files.opening import open_regular_file
+from retinue.files.opening import open_folder, open_regular_file
 from retinue.files.private import make_private_folder
 from retinue.protocol.control import VERSION, Address
 
@@ -78,6 +78,39 @@ def survey_addresses(state: Path, *, remove: bool = False) -> tuple[list[Address
             finally:
                 os.close(fd)
     return live, stale
+
+
+def list_files_of_others(state: Path) -> list[tuple[Path, int]]:
+    """Return the address file and the user id of each live control server of another user, as far as this user can see
+    them: root does.
+
+    Reads no content. A server is live if a process holds the lock of its file, which must be private and have the owner
+    of the folder."""
+    found: list[tuple[Path, int]] = []
+    with suppress(OSError):
+        folder = open_folder(state / FOLDER)
+        try:
+            owner = os.fstat(folder).st_uid
+            with os.scandir(folder) as entries:
+                names = sorted(entry.name for entry in entries) if owner != os.geteuid() else []
+            for name in names:
+                if name.endswith(".json") and _is_held(name, folder, owner):
+                    found.append((state / FOLDER / name, owner))
+        finally:
+            os.close(folder)
+    return found
+
+
+def _is_held(name: str, folder: int, owner: int) -> bool:
+    """Return True if this is a private file of `owner`, and a process holds its lock."""
+    try:
+        fd = open_regular_file(name, dir_fd=folder, owners=(owner,), forbidden_mode=OPEN_TO_OTHERS)
+    except OSError:
+        return False
+    try:
+        return not take_file_lock(fd, shared=True)
+    finally:
+        os.close(fd)
 
 
 def _name_file(address: Address) -> str:

@@ -43,8 +43,9 @@ class WatcherSettings:
     """The host's settings for an outbox.
 
     `project` and `state` are the host's own folders. `find` returns a profile by name. `say` shows a line to the
-    host's user. `begun` is called with the ref and the task of each spawned run. `caller` holds the limits that the
-    whole process inherited."""
+    host's user. `begun` is called with the ref and the task of each spawned run, and `answered` with its tree and a
+    line about its answer, which `say` shows if there is no `answered`. `caller` holds the limits that the whole process
+    inherited."""
 
     outbox: Path
     roots: Sequence[Path]
@@ -55,6 +56,7 @@ class WatcherSettings:
     timeouts: Timeouts
     say: Callable[[str], None] = lambda _: None
     begun: Callable[[RunRef, str], None] = lambda _, __: None
+    answered: Callable[[str, str], None] | None = None
     caller: Caller = NOBODY
     poll: float = POLL_SECONDS
 

@@ -235,7 +235,7 @@ class OutboxWatcher:
             except Exception as error:  # noqa: BLE001 - every request gets an answer
                 self._complain(f"{name}: {type(error).__name__}: {error}")
                 response = failure_response(name, f"the watcher failed ({type(error).__name__}); its user was told why")
-            self._answer(response, request.owner)
+            self._answer(response, request.owner, tree=request.tree)
         except OSError as error:
             self._complain(f"{name}: the outbox cannot be used: {error.strerror or error}")
         finally:
@@ -250,13 +250,16 @@ class OutboxWatcher:
         reach_failpoint("marked")
         return marked
 
-    def _answer(self, response: protocol.OutboxResponse, owner: int | None = None) -> None:
+    def _answer(self, response: protocol.OutboxResponse, owner: int | None = None, *, tree: str = "") -> None:
+        """Keep and deliver a response, and show it to the host's user. `tree` is empty if the request did not run."""
         data = protocol.encode_response(response)
         self._kept.put_message(response.id, data)
         reach_failpoint("answer_kept")
-        self._host.say(
-            ": ".join(filter(None, (response.id, response.status, response.error_details, response.warning)))
-        )
+        line = ": ".join(filter(None, (response.id, response.status, response.error_details, response.warning)))
+        if tree and self._host.answered is not None:
+            self._host.answered(tree, line)
+        else:
+            self._host.say(line)
         self._deliver(response.id, data, owner)
 
     def _deliver(self, name: str, data: bytes, owner: int | None) -> None:

@@ -143,6 +143,18 @@ def measure_folder(folder: AnyPath) -> int:
     return total
 
 
+def find_last_change(folder: AnyPath) -> float:
+    """Return the time of the newest change of a folder or of anything below it. Follows no links. Raises OSError if a
+    part cannot be read."""
+    newest, errors = 0.0, list[OSError]()
+    for visit in walk_tree(folder, errors=errors):
+        found = [stat_entry(name, visit.fd) for name in visit.others]
+        newest = max(newest, os.fstat(visit.fd).st_mtime, *(status.st_mtime for status in found if status is not None))
+    if errors:
+        raise errors[0]
+    return newest
+
+
 def is_public(path: AnyPath) -> bool:
     """Return True if every user may read the file, or read and enter the folder."""
     try:

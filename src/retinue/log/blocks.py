@@ -472,9 +472,12 @@ def make_question_spans(label: str | None, tool: str, args: dict[str, Any]) -> t
     return (("mark", "◐ "), *who, *make_call_spans(tool, args))
 
 
-def describe_asker(question: Approval) -> str:
-    """Return who asks a question and its number, to show beside its header."""
-    return f"{question.agent} · question {question.number}"
+def describe_asker(question: Approval, *, names_run: bool = False) -> str:
+    """Return who asks a question and its number, to show beside its header.
+
+    With `names_run`, also return the run, for a screen that shows the questions of several trees."""
+    asker = f"{question.agent} · question {question.number}"
+    return f"{asker} of {question.tree}/{question.run}" if names_run else asker
 
 
 def format_question_body(question: Approval | ApprovalAsked) -> str:

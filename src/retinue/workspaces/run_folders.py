@@ -24,7 +24,7 @@ from retinue.files.private import make_private_folder, open_private_file, write_
 from retinue.files.reserved import find_git_root
 from retinue.files.scratch import make_scratch_name
 from retinue.files.state_folder import RUNS_FOLDER, find_tree_folder, name_run_folder
-from retinue.files.trees import measure_folder, remove_tree, remove_whole_tree
+from retinue.files.trees import find_last_change, measure_folder, remove_tree, remove_whole_tree
 from retinue.workspaces.workspace import ChangesRecord, Workspace
 
 HOST_OUTPUTS = "host_outputs"
@@ -199,6 +199,28 @@ class RunFolders(msgspec.Struct, eq=False, gc=False):
             why = getattr(error, "strerror", None) or str(error)
             return f"{head}\n[... {len(data)} bytes in all; the rest is not kept: {why} ...]", ""
         return f"{head}\n[... {len(data)} bytes in all; whole text in {path} ...]", str(path)
+
+
+def list_tree_folders(state: Path) -> list[str]:
+    """Return the ids of the trees that have a folder, whether or not a log has their events."""
+    try:
+        entries = sorted(Path(state, RUNS_FOLDER).iterdir())
+    except OSError:
+        return []
+    names = [entry.name for entry in entries if entry.is_dir() and not entry.is_symlink()]
+    return [name for name in names if find_tree_folder(state, name) is not None]
+
+
+def is_unchanged_since(state: Path, tree: str, before: float) -> bool:
+    """Return True if nothing in the folder of a tree was changed at the time `before` or later. Raises RetinueError if
+    a part of the folder cannot be read."""
+    folder = find_tree_folder(state, tree)
+    try:
+        return folder is not None and find_last_change(folder) < before
+    except FileNotFoundError:  # another process has just removed it
+        return False
+    except OSError as error:
+        raise RetinueError(f"cannot read {folder}: {error.strerror or error}") from None
 
 
 def remove_tree_folder(state: Path, tree: str, *, dry_run: bool = False) -> int:

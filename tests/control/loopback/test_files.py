@@ -8,12 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from retinue.control.address_files import AddressFile, find_address, find_addresses
+from retinue.control.address_files import (
+    AddressFile,
+    find_address,
+    find_addresses,
+    list_files_of_others,
+    survey_addresses,
+)
 from retinue.control.client import ControlClient
 from retinue.control.server import ControlServer
 from retinue.core.errors import ControlUnreachable, RetinueError
 from retinue.protocol.control import Address
 from tests.control.loopback.kit import serve_supervisor
+
+NOBODY = 65534
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o777])
@@ -113,6 +121,41 @@ def test_processes_of_two_containers_with_equal_pids_are_both_found(tmp_path: Pa
     first.remove()
     assert find_addresses(tmp_path) == [make_address(pid=1, writer="you")]
     second.remove()
+
+
+def test_a_survey_names_the_servers_that_a_client_would_ask_and_removes_nothing(tmp_path: Path) -> None:
+    files = [AddressFile(tmp_path, make_address(writer=writer)) for writer in ("me", "open", "renamed", "odd", "dead")]
+    _, others_read, renamed, odd, dead = (file.path for file in files)
+    others_read.chmod(0o644)
+    renamed.rename(renamed.with_name("7-1234.json"))
+    odd.write_text("{}")  # the lock stays
+    files[-1].remove()
+    dead.write_text("{}")
+    assert survey_addresses(tmp_path) == ([make_address()], [dead])
+    assert dead.exists()
+    assert survey_addresses(tmp_path, remove=True)[0] == find_addresses(tmp_path) == [make_address()]
+    assert not dead.exists()
+    for file in files[:-1]:
+        file.remove()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees the files of other users")
+def test_root_sees_the_live_servers_of_another_user_and_asks_none_of_them(tmp_path: Path) -> None:
+    live, others_read, foreign = (AddressFile(tmp_path, make_address(writer=name)) for name in ("a", "b", "c"))
+    others_read.path.chmod(0o640)
+    gone = live.path.with_name("1-1.json")
+    gone.write_text("{}")
+    gone.chmod(0o600)
+    assert list_files_of_others(tmp_path) == []
+    for path in (live.path.parent, live.path, others_read.path, gone):
+        os.chown(path, NOBODY, NOBODY)
+    assert list_files_of_others(tmp_path) == [(live.path, NOBODY)]
+    assert [address.writer for address in survey_addresses(tmp_path)[0]] == ["c"]
+    os.rename(tmp_path / "control", tmp_path / "elsewhere")
+    (tmp_path / "control").symlink_to("elsewhere")
+    assert list_files_of_others(tmp_path) == []
+    for file in (live, others_read, foreign):
+        file.remove()
 
 
 def test_what_is_no_file_of_ours_is_not_read(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ AGENTS = {"main": [{"tools": [GLOB]}, THREE, "end"]}
 
 
 @contextmanager
-def watching(project: Project, sees: str) -> Iterator[Terminal]:
+def watching(project: Project, sees: str, **more: str) -> Iterator[Terminal]:
     """A person at `retinue approvals --watch`, who sees these words."""
-    terminal = Terminal(project, "approvals", "--watch")
+    terminal = Terminal(project, "approvals", "--watch", **more)
     try:
         terminal.read_until(sees)
         yield terminal
@@ -84,9 +84,10 @@ def test_all_that_waits_is_answered_at_once(project: Project, selection: list[st
 def test_a_watch_answers_and_is_told_what_others_answered(project: Project) -> None:
     with (
         first(project, AGENTS, "--wait-approvals", "600") as process,
-        watching(project, "question 1, 2 more wait") as watch,
+        watching(project, "/0, 2 more wait") as watch,
     ):
         tree = waiting(project, 3)[0]["tree"]
+        assert f"◐ write(a.txt)  main · question 1 of {tree}/0, 2 more wait" in watch.text
         watch.read_until(KEYS)
         watch.type("Nnot this\r")
         watch.read_until(f"1  write(a.txt) of {tree}/0: denied")
@@ -102,6 +103,23 @@ def test_a_watch_answers_and_is_told_what_others_answered(project: Project) -> N
     assert files(project) == [False, True, True]
     surface = "retinue approvals --watch"
     assert decisions(project) == [(False, surface), (True, "retinue approve"), (True, surface)]
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_watch_names_the_tree_of_each_question(project: Project, term: str) -> None:
+    agents = {"main": [{"tools": [GLOB]}, {"tools": [write("a.txt")]}, "end"]}
+    options = ("--wait-approvals", "600")
+    with first(project, agents, *options) as one, first(project, agents, *options) as two:
+        trees = {str(question["tree"]) for question in waiting(project, 2)}
+        asked = str(waiting(project, 2)[0]["id"])
+        assert f"\nretinue approve {asked} · retinue deny {asked} REASON\n" in project.retinue("approvals").stdout
+        with watching(project, "[y]es [n]o", TERM=term) as watch:
+            watch.read_until("1 more ")
+            [shown] = [tree for tree in trees if f"question 1 of {tree}/0" in watch.text]
+            watch.type("1" if term == "xterm" else "1\n")
+            watch.read_until(f"question 1 of {(trees - {shown}).pop()}/0")
+        assert project.retinue("approve", "--all", "--yes").returncode == 0
+        assert (one.wait(), two.wait()) == (0, 0)
 
 
 def test_a_surface_that_is_killed_or_left_answers_nothing(project: Project) -> None:

@@ -131,6 +131,7 @@ def test_questions_are_listed_numbered_and_answered(project: Project) -> None:
         lines = project.retinue("approvals").stdout.splitlines()
         assert lines[0].split() == ["NO", "RUN", "AGENT", "QUESTION", "ID"]
         assert lines[1].split()[:4] == ["1", f"{tree}/0", "main", "write(a.txt)"]
+        assert lines[3:] == ["", "retinue approve 1 · retinue deny 1 REASON"]
         assert "no question '7' is waiting; there is 1 (" in one_line_error(project.retinue("approve", "--yes", "7"))
         assert f"retinue: '{tree}' could be any of:\n" in project.retinue("approve", "--yes", tree).stderr
         denied = project.retinue("deny", "1", "not here")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.remote.outbox.test_kills import Place, stop
 from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import call
 from tests.surfaces.cli.shell import Project, one_line_error, read_until, until
+from tests.surfaces.cli.test_terminal import Terminal
 
 SPAWN = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "look", "subagent_type": "explorer"}]}}]}
 
@@ -175,6 +178,30 @@ def test_questions_of_a_delegated_run_are_answered_on_the_host(place: Place) -> 
         until((place.outbox / "response_a-1.json").exists)
     assert place.times() == 1
     assert json.loads((place.outbox / "response_a-1.json").read_bytes())["status"] == "done"
+
+
+def test_questions_name_their_trees_and_each_end_is_said_once(place: Place) -> None:
+    place.script()
+    argv = ("watch", "--outbox", str(place.outbox), "--allow-root", str(place.work), "--runtime", "inherited")
+    terminal = Terminal(place.project, *argv)
+    for name in ("a-1", "b-1"):
+        ask(place.outbox, name, workspace=str(place.work))
+    terminal.read_until("1 more question waiting")
+    terminal.read_until("[n]o > ")
+    trees = {row["tree"] for row in place.project.rows()}
+    [shown] = [tree for tree in trees if f"explorer · question 1 of {tree}/0" in terminal.text]
+    terminal.text = ""
+    terminal.type("1\n")
+    terminal.read_until("[n]o > ")
+    assert f"question 1 of {(trees - {shown}).pop()}/0" in terminal.text and f") of {shown}/0" in terminal.text
+    terminal.type("t\n")
+    terminal.read_until(f"question 1 of {shown}/0")
+    terminal.read_until("has the answer")
+    said = [line for line in terminal.text.splitlines() if re.search(r"\bdone(;|$)", line)]
+    assert len(said) == 1 and re.fullmatch(r"[ab]-1: done; `retinue show \w+` has the answer", said[0]), said
+    os.killpg(terminal.process.pid, signal.SIGINT)
+    terminal.read_until(None)
+    assert terminal.end() == 0
 
 
 def test_words_sent_in_the_container_are_read_on_the_host(place: Place) -> None:

@@ -108,7 +108,11 @@ async def test_a_change_that_was_taken_back_before_the_end_is_left_to_apply(
         changes = await h.supervisor.changes(result.tree)
         assert ([file.path for file in changes.files], changes.count, changes.applied) == (["a.txt"], 1, "")
         assert "+one" in (await command(capsys, "diff", name))[1]
-        assert f"changes     not applied: retinue diff {name}" in (await command(capsys, "show", name))[1]
+        shown = (await command(capsys, "show", name))[1]
+        assert (
+            f"\n  changes     not applied: retinue diff {name}\n              to apply them: retinue apply {name}\n"
+            in shown
+        )
     assert (
         f"kept, because its changes were not applied: {name}" in (await command(capsys, "gc", "--older-than", "0s"))[2]
     )

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import random
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -198,6 +200,86 @@ async def test_a_reader_that_looks_meanwhile_is_not_disturbed(project: Project) 
         assert len([first, *reading]) > 10
     assert trees(project) == {new}
     assert gc(project, "--older-than", "0s")["removed"] == [new]
+
+
+def age_folder(project: Project, tree: str, *, days: float) -> Path:
+    """Set the time of the last change of a tree's folder and of everything in it, and return the folder."""
+    top, then = project.folder / ".retinue/runs" / tree, time.time() - days * DAY
+    for path in (*top.rglob("*"), top):
+        os.utime(path, (then, then), follow_symlinks=False)
+    return top
+
+
+async def test_folders_whose_events_are_lost_go_when_they_are_as_old_as_a_tree_that_goes(project: Project) -> None:
+    known = await spend(project, age=20 * DAY)
+    folder(project, known)
+    for name in ("lost1", "lost2", "lost3"):
+        folder(project, name)
+    kept, old = age_folder(project, known, days=99), age_folder(project, "lost1", days=31)
+    new, changed = age_folder(project, "lost2", days=29), age_folder(project, "lost3", days=99)
+    (changed / "1/workspace/result.txt").write_text("changed today")
+    dry = project.retinue("gc", "--dry-run").stdout
+    assert dry == f"Would remove 1 folder without events, unchanged for 30 days:\n{old}\n"
+    assert old.exists()
+    report = gc(project)
+    assert (report["leftovers"], report["removed"], report["problems"]) == ([str(old)], [], [])
+    assert report["freed_bytes"] >= 5000 and not old.exists()
+    assert kept.exists() and new.exists() and changed.exists()
+    assert project.retinue("gc").stdout == "Nothing here is older than 30 days.\n"
+    said = project.retinue("gc", "--older-than", "10d").stdout
+    assert said.startswith("Removed 1 tree older than 10 days and 1 folder without events, unchanged for 10 days; ")
+    assert not kept.exists() and not new.exists() and changed.exists()
+
+
+async def test_a_folder_of_the_last_hour_may_be_that_of_a_run_that_starts(project: Project) -> None:
+    await spend(project)
+    for name, hours in (("starts", 0.9), ("lost", 1.1)):
+        folder(project, name)
+        age_folder(project, name, days=hours / 24)
+    lost = project.folder / ".retinue/runs/lost"
+    assert gc(project, "--older-than", "0s")["leftovers"] == [str(lost)]
+    assert (project.folder / ".retinue/runs/starts").exists() and not lost.exists()
+
+
+@pytest.mark.parametrize("header", ["not a database", "of another version"])
+async def test_no_folder_counts_as_lost_while_a_log_cannot_be_read(project: Project, header: str) -> None:
+    await spend(project)
+    folder(project, "lost")
+    made, other = age_folder(project, "lost", days=99), project.folder / ".retinue/logs/0009.db"
+    if header == "not a database":
+        other.write_text(header)
+    else:
+        db = apsw.Connection(str(other))
+        db.execute(f"CREATE TABLE x (y); PRAGMA application_id = {schema.APPLICATION_ID}; PRAGMA user_version = 99")
+        db.close()
+    assert gc(project)["leftovers"] == [] and made.exists()
+    other.unlink()
+    assert gc(project)["leftovers"] == [str(made)]
+
+
+async def test_changes_that_nobody_applied_keep_a_folder_whose_events_are_lost(project: Project) -> None:
+    write = {"tools": [{"name": "write", "args": {"path": "a.txt", "content": "x"}}]}
+    assert project.run("--yes", "--workspace", "copy", agents={"main": [write, "end"]}).returncode == 0
+    [tree] = trees(project)
+    shutil.rmtree(project.folder / ".retinue/logs")
+    made = age_folder(project, tree, days=99)
+    done = project.retinue("gc")
+    assert done.stdout == "Nothing more here is older than 30 days.\n" and made.exists()
+    assert f"kept, because changes in it were not applied, though its events are lost: {made} (take" in done.stderr
+    assert gc(project)["kept_leftovers"] == [str(made)]
+    assert gc(project, "--force")["leftovers"] == [str(made)] and not made.exists()
+
+
+async def test_a_link_or_a_file_among_the_folders_is_left(project: Project) -> None:
+    known = await spend(project)
+    folder(project, "real")
+    runs = project.folder / ".retinue/runs"
+    (runs / "link").symlink_to("real")
+    (runs / "file").touch()
+    (runs / "Not-Ours").mkdir()
+    age_folder(project, ".", days=99)
+    assert gc(project)["leftovers"] == [str(runs / "real")]
+    assert {path.name for path in runs.iterdir()} == {known, "link", "file", "Not-Ours"}
 
 
 async def test_a_tree_whose_name_is_a_path_leads_nowhere(project: Project) -> None:

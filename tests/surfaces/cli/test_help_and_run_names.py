@@ -64,6 +64,11 @@ def test_help_is_as_wide_as_the_terminal(project: Project, columns: int) -> None
     assert "\n  retinue run" in project.retinue("help", COLUMNS="40").stdout
 
 
+@pytest.mark.parametrize(("command", "has_it"), [("run", True), ("watch", False), ("a2a serve", False)])
+def test_the_help_names_the_live_view_where_there_is_one(project: Project, command: str, has_it: bool) -> None:
+    assert ("the live view" in project.retinue(*command.split(), "--help", COLUMNS="200").stdout) == has_it
+
+
 @pytest.mark.parametrize(
     ("command", "default"),
     [("run", "no limit"), ("a2a serve", "no limit"), ("mcp serve", "1800"), ("watch", "1800"), ("resume", "as before")],

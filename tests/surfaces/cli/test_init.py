@@ -105,9 +105,9 @@ def test_the_tools_that_the_tests_need_are_shown_in_the_sandbox(empty: Project) 
     (empty.folder / "Cargo.toml").touch()
     env = {"PATH": f"{shim.parent}:{os.environ['PATH']}", "HOME": str(home)}
     terminal = Terminal(empty, "init", "--model", "scripted:script.yaml", **env)
-    terminal.read_until("in their sandbox without asking you? [Y/n] ")
+    terminal.read_until("in their sandbox without asking? [Y/n] ")
     terminal.type("\n")
-    terminal.read_until("May agents run `cargo test` without asking you? [Y/n] ")
+    terminal.read_until("May agents run `cargo test` without asking? [Y/n] ")
     terminal.type("\n")
     screen = terminal.read_until("May they read that? [Y/n] ")
     assert f"  {home}/.rustup/toolchains/one\r\n" in screen
@@ -127,11 +127,11 @@ def test_at_a_terminal_it_asks(empty: Project) -> None:
     terminal = Terminal(empty, "init", "--profile", "scout")
     terminal.read_until("[none for now] ")
     terminal.type("openai:gpt-x\n")
-    terminal.read_until("May agents edit files and run commands in their sandbox without asking you? [Y/n] ")
+    terminal.read_until("May agents edit files and run commands in their sandbox without asking? [Y/n] ")
     terminal.type("n\n")
-    terminal.read_until("May agents run `make test` without asking you? [Y/n] ")
+    terminal.read_until("May agents run `make test` without asking? [Y/n] ")
     terminal.type("what?\n")
-    terminal.read_until("[Y/n] what?\r\nMay agents run `make test` without asking you? [Y/n] ")
+    terminal.read_until("[Y/n] what?\r\nMay agents run `make test` without asking? [Y/n] ")
     terminal.type("n\n")
     screen = terminal.read_until(None)
     assert terminal.end() == 0, screen
@@ -151,7 +151,7 @@ def test_after_init_neither_spawning_nor_sandboxed_edits_ask(empty: Project, ans
         assert empty.retinue("init", "--yes", "--model", "scripted:script.yaml").returncode == 0
     else:
         terminal = Terminal(empty, "init", "--model", "scripted:script.yaml")
-        terminal.read_until("in their sandbox without asking you? [Y/n] ")
+        terminal.read_until("in their sandbox without asking? [Y/n] ")
         terminal.type("\n")
         terminal.read_until(None)
         assert terminal.end() == 0

@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 
 import retinue
+from retinue.build.parts import Parts
 from retinue.config.settings import settings_schema
+from retinue.control.address_files import AddressFile
+from retinue.files.state_owner import name_user
 from retinue.log.schema import VERSION
+from retinue.protocol.control import Address
+from retinue.surfaces.cli.doctor import CheckedProject, check_control
 from retinue.surfaces.cli.main import COMMANDS
 from tests.surfaces.cli.shell import COMMAND, SOURCE, Project, environment, find_quick_command, one_line_error, until
 
@@ -80,6 +85,21 @@ def test_help_loads_next_to_nothing(project: Project) -> None:
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=200, check=False
     )
     assert LIGHT & set(done.stderr.split()) == {"argparse"}
+
+
+def test_a_command_that_lists_loads_no_description_of_packages(project: Project) -> None:
+    code = "import sys; from retinue.surfaces.cli.main import main; main(['ps']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=project.folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    loaded = set(done.stderr.split())
+    assert "retinue.config.models" in loaded and not {"importlib.metadata", "email.message"} & loaded
 
 
 def test_profiles(project: Project) -> None:
@@ -262,6 +282,17 @@ def test_doctor_sees_a_control_server(project: Project) -> None:
     with project.running("run", "x", "--model", model, quick=False) as process:
         until(lambda: any((project.folder / ".retinue/control").glob(f"{process.pid}-*.json")))
         assert f"ok    control   process {process.pid} can be reached from here" in project.doctor().stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees the files of other users")
+def test_doctor_tells_root_of_the_live_servers_of_another_user(tmp_path: Path) -> None:
+    file = AddressFile(tmp_path / ".retinue", Address(version=1, pid=1, port=2, token="y", writer="me"))
+    for path in (file.path.parent, file.path):
+        os.chown(path, 65534, 65534)
+    name = name_user(65534)
+    said = [check.text for check in check_control(CheckedProject(tmp_path, Parts(tmp_path), None))]
+    assert said[1:] == [f"a process of {name} serves here, and only {name} can reach it: {file.path}"]
+    file.remove()
 
 
 def test_doctor_prints_the_schema(project: Project) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from retinue.core.approvals import Approval
 from retinue.core.errors import LogError
 from retinue.core.events import Event, RunEnded
 from retinue.surfaces.cli.live import catch_telemetry_warnings
@@ -58,6 +59,36 @@ async def test_the_last_lines_of_a_task_carry_its_label_however_slow_the_termina
     assert [line for line in lines if "has the answer" in line] == [
         f"{tree} done; `retinue show {tree}` has the answer" for tree in ("t1", "t2")
     ]
+
+
+async def test_the_label_of_a_tree_comes_again_below_a_question_of_another_one() -> None:
+    terminal, trees, facts = Recorder(), Trees(), Facts()
+    control: Any = trees
+    printer = Printer(terminal)
+    screen = ServerScreen(printer, in_thread=False)
+    screen.show_tree(control, "t1", label="alice", line="alice asks")
+    await trees.show("t1", facts.spawn(ANNA, "look"))
+    printer.show_question(Approval("q", "t2", 0, "/main", "main", "glob", {}, "c", number=1), asker=True)
+    await trees.show("t1", facts.end(ANNA))
+    await trees.show("t1", facts.end(MAIN))
+    await screen.close()
+    lines = terminal.text.splitlines()
+    asked = lines.index("◐ glob()  main · question 1 of t2/0")
+    assert "-- alice" not in lines[:asked] and lines[asked:].count("-- alice") == 1
+
+
+async def test_the_answer_is_said_below_the_last_event_of_its_tree_and_the_end_only_there() -> None:
+    terminal, trees, facts = Recorder(), Trees(), Facts()
+    control: Any = trees
+    screen = ServerScreen(Printer(terminal), in_thread=False)
+    screen.show_tree(control, "t1", label="a-1", line="a-1 runs as t1", tells_end=False)
+    screen.say_after("t1", "a-1: done")
+    await trees.show("t1", facts.spawn(ANNA, "look"))
+    await trees.show("t1", facts.end(ANNA))
+    await trees.show("t1", facts.end(MAIN))
+    await screen.close()
+    lines = terminal.text.splitlines()
+    assert lines[0] == "a-1 runs as t1" and lines[-2].startswith("● anna") and lines[-1] == "a-1: done"
 
 
 async def test_a_server_waits_for_no_terminal() -> None:

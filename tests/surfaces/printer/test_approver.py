@@ -28,16 +28,16 @@ class Person:
         self.preview = ""
         self.number = 3  # so many were asked and answered before
 
-    def sit_down(self, *, color: bool = False) -> None:
+    def sit_down(self, *, color: bool = False, names_runs: bool = False) -> None:
         self.printer = Printer(self.stream, color=color)
-        self.approver = TerminalApprover(self.printer, self.terminal)
+        self.approver = TerminalApprover(self.printer, self.terminal, names_runs=names_runs)
 
-    def ask(self, name: str) -> asyncio.Task[Allow | Deny]:
-        """A question, and its event in its place among the blocks."""
+    def ask(self, name: str, *, tree: str = "t1") -> asyncio.Task[Allow | Deny]:
+        """A question, and its event in its place among the blocks. Each tree counts its own questions."""
         args = {"path": f"{name}.py"}
-        self.number += 1
+        self.number += tree == "t1"
         question = Approval(
-            name, "t1", 1, "/main/anna-1", "anna", "edit", args, "c1", name,
+            name, tree, 1, "/main/anna-1", "anna", "edit", args, "c1", name,
             self.preview or f"-old {name}\n+new {name}",
             number=self.number,
         )  # fmt: skip
@@ -179,6 +179,33 @@ async def test_a_number_goes_to_the_question_that_has_it_at_every_terminal(perso
     assert await first == Deny()
 
 
+async def test_questions_of_several_trees_name_their_runs_and_a_number_goes_to_the_next_that_has_it(
+    person: Person,
+) -> None:
+    person.sit_down(names_runs=True)
+    first, second = person.ask("one"), person.ask("two", tree="t2")
+    await person.sees("◐ [one] edit(one.py)  anna · question 4 of t1/1\n")
+    await person.sees("  4. [two] edit(two.py) of t2/1\n" + PROMPT)
+    third = person.ask("three", tree="t3")
+    await person.sees(PROMPT)
+    for name, run in (("two", "t2/1"), ("three", "t3/1"), ("one", "t1/1"), ("two", "t2/1")):
+        person.types("4\n")
+        await person.sees(f"◐ [{name}] edit({name}.py)  anna · question 4 of {run}\n")
+        await person.sees(PROMPT)
+    person.types("v\n")
+    await person.sees("anna · question 4 of t2/1\n")
+    await person.sees(PROMPT)
+    person.types("n\n")
+    assert await second == Deny()
+    await person.sees("question 4 of t1/1")
+    await person.sees(PROMPT)
+    person.leave()
+    for asking in (first, third):
+        with pytest.raises(ApproverLeft):
+            await asking
+    assert LEFT.format(name="one") == "(the input has ended: answer with `retinue approve one` in another terminal)"
+
+
 async def test_yes_to_all_that_an_agent_asks_is_to_what_was_shown(person: Person) -> None:
     person.sit_down()
     first, second = person.ask("one"), person.ask("two")
@@ -284,7 +311,7 @@ async def test_the_end_of_the_input_answers_nothing(person: Person) -> None:
     asking = person.ask("one")
     await person.sees(PROMPT)
     person.types("\x04")
-    await person.sees(LEFT.format(number=4))
+    await person.sees(LEFT.format(name=4))
     with pytest.raises(ApproverLeft):
         await asking
 

@@ -13,7 +13,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -112,7 +112,15 @@ def execute_approvals(args: argparse.Namespace) -> int:
     else:
         rows, right = [_make_row(each) for each in found], frozenset({"NO"})
         print("\n".join(output.format_table(HEADS, rows, right=right, flexible=FLEXIBLE, expendable=EXPENDABLE)))
+        print(f"\n{_describe_answers(found[0].approval, found)}")
     return 0
+
+
+def _describe_answers(about: Approval, found: Iterable[PendingQuestion]) -> str:
+    """Return the commands that answer a question, which name it by its id if another tree has its number."""
+    numbers = [each.approval.number for each in found]
+    name = str(about.number) if numbers.count(about.number) == 1 else safe.escape_line(about.id)
+    return f"retinue approve {name} · retinue deny {name} REASON"
 
 
 def _make_row(each: PendingQuestion) -> tuple[str, ...]:
@@ -313,7 +321,7 @@ class LineAsker:
     def __init__(self, printer: Printer, answer: TakeAnswer, leave: Callable[[], object]) -> None:
         self._printer = printer
         self._answer, self._leave = answer, leave
-        self._approver = TerminalApprover(printer)
+        self._approver = TerminalApprover(printer, names_runs=True)
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._tasks = TaskOwner()
         printer.show_note(WAITING)
@@ -350,7 +358,7 @@ class PanelAsker:
     def __init__(self, answer: TakeAnswer, leave: Callable[[], object]) -> None:
         self._answer, self._leave = answer, leave
         self._screen = Screen(Terminal(input_fd=0, output_fd=1), color=colors.wants_color(sys.stdout))
-        self._panel = QuestionPanel(self._screen, self._take_answer)
+        self._panel = QuestionPanel(self._screen, self._take_answer, names_runs=True)
         self._questions: dict[str, Approval] = {}
         self._screen.draw_bottom(self._compose, self._panel.arm_later)
         self._screen.terminal.report_keys(self._press_key, on_closed=leave)
@@ -454,8 +462,8 @@ class QuestionWatch:
             self._asker.show_question(about)
         else:
             self._printer.show_question(about, asker=True)
-            number, name = about.number, f"{about.tree}/{about.run}"
-            self._printer.show_note(f"{number}  {name}: retinue approve {number} · retinue deny {number} REASON")
+            how = _describe_answers(about, self._open.values())
+            self._printer.show_note(f"{about.number}  {about.tree}/{about.run}: {how}")
 
     def _close(self, question_id: str, outcome: str) -> None:
         """Withdraw an open question that another surface closed or whose process is gone, and show the outcome."""

@@ -45,7 +45,7 @@ from retinue.core.teams import Member
 from retinue.core.usage import Usage
 from retinue.files.reserved import STATE_FOLDER
 from retinue.files.state_folder import LOG_FOLDER, STATE_FOLDERS
-from retinue.files.state_owner import verify_state_folder
+from retinue.files.state_owner import name_user, verify_state_folder
 from retinue.files.user_key import check_user_key
 from retinue.log.blocks import format_count
 from retinue.surfaces.cli import output
@@ -190,6 +190,9 @@ def check_control(checked: CheckedProject) -> Iterator[Check]:
     live, stale = address_files.survey_addresses(checked.state)
     for address in live:
         yield Check("control", "ok", f"process {address.pid} can be reached from here")
+    for path, user in address_files.list_files_of_others(checked.state):
+        owner = name_user(user)
+        yield Check("control", "ok", f"a process of {owner} serves here, and only {owner} can reach it: {path}")
     if stale:
         count = format_count(len(stale), "address file")
         left = ", ".join(str(path) for path in stale[:3])

@@ -165,7 +165,7 @@ def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool, yes
     tests = tuple(one.test for one in found if one.is_installed)
     commands = " and ".join(f"`{test}`" for test in tests)
     allowed = bool(tests) and (
-        not asks or prompts.ask_yes_no(f"May agents run {commands} without asking you?", default=True)
+        not asks or prompts.ask_yes_no(f"May agents run {commands} without asking?", default=True)
     )
     notes += [_describe_tests(one, allowed=allowed) for one in found] or [
         "tests    no command found that tests this project"
@@ -210,9 +210,7 @@ def _choose_model(*, asks: bool) -> tuple[str | None, str]:
 
 def _ask_sandboxed() -> bool:
     print(safe.fold_line(SANDBOXED, sys.stderr), file=sys.stderr)
-    return prompts.ask_yes_no(
-        "May agents edit files and run commands in their sandbox without asking you?", default=True
-    )
+    return prompts.ask_yes_no("May agents edit files and run commands in their sandbox without asking?", default=True)
 
 
 def _ask_exposed(paths: tuple[str, ...]) -> bool:

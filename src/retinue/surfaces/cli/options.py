@@ -28,11 +28,9 @@ TREE_HELP = "a tree or a run in it, named as for `retinue show` (default: last)"
 def add_level_options(parser: argparse.ArgumentParser, *, has_live_view: bool = True) -> None:
     """Add the options for the detail of live output, and for its form if the command `has_live_view`."""
     level = parser.add_mutually_exclusive_group()
-    level.add_argument(
-        "--verbose",
-        action="store_true",
-        help="show long texts and results in full; the live view also keeps what agents think",
-    )
+    whole = "show long texts and results in full"
+    keeps = "; the live view also keeps what agents think" if has_live_view else ""
+    level.add_argument("--verbose", action="store_true", help=f"{whole}{keeps}")
     level.add_argument("--quiet", action="store_true", help="show one line for each tool call")
     if has_live_view:
         parser.add_argument(

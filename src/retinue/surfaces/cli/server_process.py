@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from retinue.build.parts import Parts
 from retinue.concurrency import TaskOwner
@@ -20,6 +21,7 @@ from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Printer, PrintThread
 
 LAST_SECONDS = 1.0  # for the last events, before the screen closes
+LOOK = "`retinue show {tree}` has the answer"
 
 
 @asynccontextmanager
@@ -48,7 +50,7 @@ class ServerScreen:
         self._printer = printer
         self._thread = PrintThread(in_thread=in_thread)
         self._trees = TaskOwner(on_error=lambda error: self.say(f"warning: a tree is not shown any more: {error}"))
-        self._shown = ""  # the tree of the last line; only the print thread reads and writes it
+        self._printing: dict[str, asyncio.Task[None]] = {}  # by tree
 
     def say(self, text: str) -> None:
         """Print a message of the server itself."""
@@ -58,28 +60,34 @@ class ServerScreen:
         """Print a command of several lines that the user can copy."""
         self._thread.submit(self._printer.show_note, text)
 
-    def show_tree(self, control: Control, tree: str, *, label: str, line: str) -> None:
-        """Print a `line` about a new tree, the events of the tree, and how it ended."""
-        self._thread.submit(self._print_line, tree, line)
-        self._trees.start(self._print_tree(control, tree, label))
+    def say_after(self, tree: str, text: str) -> None:
+        """Print a message below the last event of a tree."""
+        self._trees.start(self._say_after(self._printing.get(tree), text))
+
+    def show_tree(self, control: Control, tree: str, *, label: str, line: str, tells_end: bool = True) -> None:
+        """Print a `line` about a new tree, the events of the tree, and with `tells_end` how it ended."""
+        self._thread.submit(partial(self._printer.show_note, safe.escape_line(line), tree=tree))
+        printing = self._printing[tree] = self._trees.start(self._print_tree(control, tree, label, tells_end))
+        printing.add_done_callback(lambda _: self._printing.pop(tree, None))
 
     async def close(self) -> None:
         """Wait a short time for the last events, and print no more."""
         await self._trees.wait(LAST_SECONDS)
         self._thread.close()
 
-    async def _print_tree(self, control: Control, tree: str, label: str) -> None:
+    async def _say_after(self, printing: asyncio.Task[None] | None, text: str) -> None:
+        if printing is not None:
+            await asyncio.wait({printing})
+        self.say(text)
+
+    async def _print_tree(self, control: Control, tree: str, label: str, tells_end: bool) -> None:
         async for event in control.watch(tree):
             if not isinstance(event, Delta):
                 await self._thread.enqueue(self._print_event, event, label)
-                if event.run == 0 and isinstance(event.body, RunEnded):
-                    self.say(f"{tree} {event.body.status}; `retinue show {tree}` has the answer")
+                if tells_end and event.run == 0 and isinstance(event.body, RunEnded):
+                    self.say(f"{tree} {event.body.status}; {LOOK.format(tree=tree)}")
         await self._thread.drain()
 
-    def _print_line(self, tree: str, line: str) -> None:
-        self._printer.show_note(safe.escape_line(line))
-        self._shown = tree
-
     def _print_event(self, event: Event, label: str) -> None:
-        if self._printer.show_event(event, below="" if self._shown == event.tree else f"-- {safe.escape_line(label)}"):
-            self._shown = event.tree
+        below = "" if self._printer.last_tree == event.tree else f"-- {safe.escape_line(label)}"
+        self._printer.show_event(event, below=below)

@@ -100,7 +100,7 @@ async def _show(args: argparse.Namespace) -> int:
 
 
 def _format_page(
-    state: Path, tree: Listing, view: RunView, now: float, *, changes: str, unread: Sequence[MessageReceipt]
+    state: Path, tree: Listing, view: RunView, now: float, *, changes: Sequence[str], unread: Sequence[MessageReceipt]
 ) -> Iterator[str]:
     name, label = _paint("name", f"{tree.tree}/{view.number}"), _paint("label", f"[{view.label}]")
     yield f"{name}  {safe.escape_line(view.path)}  {label}"
@@ -183,7 +183,9 @@ def _format_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]
     yield from _format_section(title, [_paint("faint", lines[0]), *lines[1:]])
 
 
-def _list_facts(state: Path, tree: Listing, view: RunView, now: float, *, changes: str) -> Iterator[tuple[str, str]]:
+def _list_facts(
+    state: Path, tree: Listing, view: RunView, now: float, *, changes: Sequence[str]
+) -> Iterator[tuple[str, str]]:
     spawned, usage = view.spawned, view.usage
     took = output.format_duration(tree.seconds_of(view, now))
     yield "agent", view.agent
@@ -218,8 +220,7 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float, *, change
     if workspace and has_workspace(presented):
         whose = " (the project itself)" if Path(workspace) == project else ""
         yield "workspace", output.shorten_path(workspace, project) + whose
-    if changes:
-        yield "changes", changes
+    yield from zip(("changes", ""), changes, strict=False)
     yield "subagent_id", spawned.subagent_id
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(view.spawned_at))
     yield "started", f"{started} ({output.format_age(now - view.spawned_at)})"
@@ -237,17 +238,18 @@ def _describe_usage(usage: Usage) -> str:
     return f"{usage.total_tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out)"
 
 
-async def _describe_changes(project: output.ProjectLog, tree: Listing, view: RunView) -> str:
-    """Describe whether the changes of a run were applied, or how to apply them, or why they cannot be read. Empty for
-    a run without changes."""
+async def _describe_changes(project: output.ProjectLog, tree: Listing, view: RunView) -> list[str]:
+    """Describe in lines whether the changes of a run were applied, or how to apply them, or why they cannot be read.
+    Empty for a run without changes."""
     if view.ended is None:
-        return ""
+        return []
     control = open_stored_control(project.state)
     one = next((copy for copy in await control.list_copies(tree.tree) if copy.run == view.number), None)
     if one is None:
-        return "gone with the run's folder" if view.ended.changed_count else ""
-    how = f"not applied: retinue diff {one.name} · retinue apply {one.name}"
-    return one.problem or (how if one.has_unapplied else one.applied)
+        return ["gone with the run's folder"] if view.ended.changed_count else []
+    if one.has_unapplied and not one.problem:  # two lines, because a terminal of 80 columns would break one in a name
+        return [f"not applied: retinue diff {one.name}", f"to apply them: retinue apply {one.name}"]
+    return [text for text in (one.problem or one.applied,) if text]
 
 
 def _format_outcome(tree: Listing, view: RunView) -> Iterator[str]:

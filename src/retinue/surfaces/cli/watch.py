@@ -17,7 +17,7 @@ from retinue.core.messages import RunRef
 from retinue.protocol.inherited_limits import read_process_limits
 from retinue.surfaces.cli.options import add_level_options, add_options, parse_seconds
 from retinue.surfaces.cli.prompts import at_terminal
-from retinue.surfaces.cli.server_process import open_server_process
+from retinue.surfaces.cli.server_process import LOOK, open_server_process
 from retinue.surfaces.cli.startup import check_sandbox, make_printer, prepare, require_model
 from retinue.surfaces.printer.approver import attach_terminal
 from retinue.surfaces.printer.printer import Printer
@@ -70,14 +70,17 @@ async def _watch_outbox(args: argparse.Namespace, parts: Parts, printer: Printer
     """Run the subagents that are requested through the outbox, until Ctrl-C."""
     terminal = at_terminal()
     if terminal:
-        parts = replace(parts, approver=attach_terminal(printer))
+        parts = replace(parts, approver=attach_terminal(printer, names_runs=True))
     assert parts.state is not None
     process = open_server_process(parts, printer, serves=not args.no_control, in_thread=not terminal)
     async with process as (control, screen, stop):
 
         def show_run(ref: RunRef, text: str) -> None:
             line = f"{ref.label}: {ref.agent} runs as {ref.tree}: {text[:200]}"
-            screen.show_tree(control, ref.tree, label=ref.label, line=line)
+            screen.show_tree(control, ref.tree, label=ref.label, line=line, tells_end=False)
+
+        def show_answer(tree: str, line: str) -> None:
+            screen.say_after(tree, f"{line}; {LOOK.format(tree=tree)}")
 
         hosting = WatcherSettings(
             outbox=args.outbox,
@@ -89,6 +92,7 @@ async def _watch_outbox(args: argparse.Namespace, parts: Parts, printer: Printer
             timeouts=parts.timeouts,
             say=screen.say,
             begun=show_run,
+            answered=show_answer,
             caller=read_process_limits(os.environ),
         )
         watcher = OutboxWatcher(control, hosting)

@@ -28,14 +28,14 @@ SURE = "sure? [y]es [n]o > "
 JSON = "arguments as a line of JSON > "
 SHOWN_SECONDS = 1.0
 LISTED = 20
-LEFT = "(the input has ended: answer with `retinue approve {number}` in another terminal)"
-ALWAYS_HELP = "a           yes, and always in this project: shows the rule, then writes it to retinue.yaml\n"
+LEFT = "(the input has ended: answer with `retinue approve {name}` in another terminal)"
+ALWAYS_HELP = "a           yes, and always in this project: shows the rule, then asks again\n"
 HELP = """\
 y           yes, this call
 u           yes, and to this tool for the rest of this run
 t           yes, and to this tool in the whole tree
-p           yes, and to all that this agent asks now: shows it, then asks if you are sure
-{always}e           change the arguments (in $EDITOR, or as a line of JSON): shows the call, then asks if you are sure
+p           yes, to all that this agent asks now: shows it, then asks again
+{always}e           change the arguments ($EDITOR, or JSON): shows it, then asks again
 n [reason]  no; the agent reads the reason
 N [reason]  no, to everything this agent has asked
 v           show the question again, all of it
@@ -124,15 +124,18 @@ class _Waiting:
         self.granted = False
 
 
-def attach_terminal(printer: Printer) -> AttachedApprover:
-    """Return the approver of a supervisor in the process of the terminal."""
-    return AttachedApprover(TerminalApprover(printer), by="user", surface="terminal")
+def attach_terminal(printer: Printer, *, names_runs: bool = False) -> AttachedApprover:
+    """Return the approver of a supervisor in this process. `names_runs` is that of `TerminalApprover`."""
+    return AttachedApprover(TerminalApprover(printer, names_runs=names_runs), by="user", surface="terminal")
 
 
 class TerminalApprover:
-    """The approver for a user at a terminal. The printer reports when it reaches a question among the blocks."""
+    """The approver for a user at a terminal. The printer reports when it reaches a question among the blocks.
 
-    def __init__(self, printer: Printer, stdin_fd: int = 0) -> None:
+    With `names_runs`, each question names its run, because the questions are those of several trees."""
+
+    def __init__(self, printer: Printer, stdin_fd: int = 0, *, names_runs: bool = False) -> None:
+        self._names_runs = names_runs
         self._printer = printer
         self._lines = LineReader(stdin_fd)
         self._waiting: dict[str, _Waiting] = {}
@@ -183,7 +186,7 @@ class TerminalApprover:
 
     async def _ask(self, question: Approval) -> Allow | Deny | _Waiting:
         """Return the answer, or the question that the user wants to see first."""
-        self._printer.show_question(question)
+        self._show_question(question)
         if len(self._waiting) > 1:
             self._show_waiting(listed=True)
         self._lines.discard_typed()
@@ -193,7 +196,7 @@ class TerminalApprover:
                 is_in_words = question.tool == INPUT_REQUIRED and question.args.keys() == {"question"}
                 line = await self._read_line(ANSWER if is_in_words else PROMPT)
                 if line is None:
-                    self._printer.show_note(LEFT.format(number=question.number))
+                    self._printer.show_note(LEFT.format(name=question.id if self._names_runs else question.number))
                     raise ApproverLeft
                 typed = parse_answer(line)
                 if is_in_words and line.strip():  # a "no" denies, with the whole line as the reason
@@ -224,7 +227,7 @@ class TerminalApprover:
                 if len(self._waiting) > 1:
                     self._show_waiting(listed=True)
             case "view":
-                self._printer.show_question(question, whole=True)
+                self._show_question(question, whole=True)
             case "always":
                 return await self._allow_always(question)
             case "pending":
@@ -232,9 +235,10 @@ class TerminalApprover:
             case "edit":
                 return await self._edit_args(question)
             case "go":
-                for waiting in self._waiting.values():
-                    if waiting.question.number == action.number:
-                        return waiting
+                found = [each for each in self._waiting.values() if each.question.number == action.number]
+                if found:  # several trees may have a question with this number: go to the next one
+                    place = found.index(self._current) + 1 if self._current in found else 0
+                    return found[place % len(found)]
                 self._printer.show_note(f"no question {action.number} is waiting")
         return None
 
@@ -247,7 +251,7 @@ class TerminalApprover:
         run = question.tree, question.run
         pending = [each for each in self._waiting.values() if (each.question.tree, each.question.run) == run]
         for waiting in pending:
-            self._printer.show_question(waiting.question)
+            self._show_question(waiting.question)
         if not await self._confirm():
             return None
         for waiting in pending:
@@ -276,12 +280,17 @@ class TerminalApprover:
         if args is None or not is_edit(question.args, args):
             self._printer.show_note(UNCHANGED)
             return None
-        self._printer.show_question(msgspec.structs.replace(question, args=args, preview=""), whole=True)
+        self._show_question(msgspec.structs.replace(question, args=args, preview=""), whole=True)
         return Allow(args=args) if await self._confirm() else None
+
+    def _show_question(self, question: Approval, *, whole: bool = False) -> None:
+        self._printer.show_question(question, whole=whole, asker=self._names_runs)
 
     def _show_waiting(self, *, listed: bool = False) -> None:
         more = len(self._waiting) - 1
         lines = [f"({more} more question{'' if more == 1 else 's'} waiting)"]
         others = [waiting.question for waiting in self._waiting.values() if listed and waiting is not self._current]
-        lines += [f"  {asked.number}. {format_question(asked)}" for asked in others[:LISTED]]
+        for asked in others[:LISTED]:
+            run = f" of {asked.tree}/{asked.run}" if self._names_runs else ""
+            lines.append(f"  {asked.number}. {format_question(asked)}{run}")
         self._printer.show_note("\n".join(lines))

@@ -50,6 +50,7 @@ class Printer:
         self._spoken: dict[int, Delta] = {}  # by run: the end of the text it is producing
         self._has_status = False  # the last line shows a status
         self._is_loose = False  # no blank line follows the last printed text
+        self.last_tree = ""  # the tree of the last printed block or question
 
     def report_questions(self, on_asked: Callable[[str], None]) -> None:
         """Call `on_asked` with the id of each question at the question's place among the blocks, instead of printing
@@ -76,6 +77,7 @@ class Printer:
             return False
         if below:
             self.show_note(below)
+        self.last_tree = event.tree
         if brief or block.line:
             spans = block.brief if brief else block.spans
             self._put(colors.paint_header(spans, color=self.color, bold=False), loose=True)
@@ -107,13 +109,15 @@ class Printer:
     def show_question(self, question: Approval, *, whole: bool = False, asker: bool = False) -> None:
         """Print a question as a block: the call, its run and its preview. With `whole`, do not truncate the preview.
         With `asker`, name the agent, the question and the run too, because no block before it does."""
+        self.last_tree = question.tree
         spans = make_question_spans(question.label, question.tool, question.args)
         if asker:
-            spans = (*spans, ("faint", f"  {describe_asker(question)} of {question.tree}/{question.run}"))
+            spans = (*spans, ("faint", f"  {describe_asker(question, names_run=True)}"))
         self._put_block(spans, self._format_preview(format_question_body(question), whole=whole))
 
-    def show_note(self, text: str) -> None:
-        """Print a note of the surface itself on separate lines."""
+    def show_note(self, text: str, *, tree: str = "") -> None:
+        """Print a note of the surface itself on separate lines. `tree` is the tree that the note introduces, if any."""
+        self.last_tree = tree or self.last_tree
         self._put(colors.paint_faint(safe.escape_text(text), color=self.color), loose=True)
 
     def show_text(self, text: str) -> None:

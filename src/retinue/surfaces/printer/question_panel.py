@@ -34,7 +34,7 @@ PASTED = "pasted text does not answer a question"
 NONSENSE = "not an answer: press y, n or ?"
 REASON = "reason > "
 JSON = "JSON > "
-ALWAYS_HELP = "a  yes, and always in this project: shows the rule, then writes it to retinue.yaml"
+ALWAYS_HELP = "a  yes, and always in this project: shows the rule, then asks again"
 HELP = (
     "y  yes, this call",
     "n  no; N asks you for a reason, which the agent reads",
@@ -52,10 +52,19 @@ ARM_SECONDS = 0.2  # a key pressed sooner was meant for the previous screen
 
 
 class QuestionPanel:
-    """The pinned questions on a screen. `answer` sends an answer; without it the panel is read only."""
+    """The pinned questions on a screen. `answer` sends an answer; without it the panel is read only.
 
-    def __init__(self, screen: Screen, answer: Callable[[Approval, Decision], object] | None) -> None:
+    With `names_runs`, each question names its run, because the questions are those of several trees."""
+
+    def __init__(
+        self,
+        screen: Screen,
+        answer: Callable[[Approval, Decision], object] | None,
+        *,
+        names_runs: bool = False,
+    ) -> None:
         self._screen = screen
+        self._names_runs = names_runs
         self._answer = answer
         self._questions: dict[str, Approval] = {}
         self._sent: set[str] = set()  # answered here, but the answer is not in the log yet
@@ -176,15 +185,17 @@ class QuestionPanel:
         """Return the run and the call on one line. If they do not fit, the label gets a separate line."""
         more = len(self._questions) - 1
         waiting = "" if not more else f", {more} more wait{'s' if more == 1 else ''}"
-        side: Line = (("faint", f"  {describe_asker(question)}{waiting}"),)
+        asker = safe.escape_line(f"{describe_asker(question, names_run=self._names_runs)}{waiting}")
+        side: Line = (("faint", f"  {asker}"),)
         spans = make_question_spans(question.label, question.tool, question.args)
         if _measure(spans) + _measure(side) <= columns:
             return [(*spans, *side)]
+        below: list[Line] = [(("faint", f"  {piece}"),) for piece in safe.wrap_line(asker, columns - 2, at_words=True)]
         if _measure(spans) <= columns:
-            return [spans, side]
+            return [spans, *below]
         front: list[Line] = [spans[:-2]] if question.label is not None else []
         call = safe.escape_line("".join(text for _, text in (spans[-2:] if front else spans)))
-        return [*front, *((("tool", piece),) for piece in safe.wrap_line(call, columns)), side]
+        return [*front, *((("tool", piece),) for piece in safe.wrap_line(call, columns)), *below]
 
     def _layout_body(self, question: Approval, columns: int) -> list[Line]:
         """Return the lines of the action. They may be many, so they are cached per width."""
@@ -285,9 +296,11 @@ class QuestionPanel:
         found = [each for each in questions if str(each.number).startswith(self._digits)]
         if not found:
             self._about, self._digits = (f"no question {self._digits} is waiting",), ""
-        elif len(found) == 1:
-            if found[0].id != self._id:
-                self._go_to(found[0])
+        elif len({each.number for each in found}) == 1:  # several trees may have this number: go to the next one
+            ids = [each.id for each in found]
+            place = ids.index(self._id) + 1 if self._id in ids else 0
+            if ids[place % len(ids)] != self._id:
+                self._go_to(found[place % len(ids)])
             self._digits = ""
         return True
 
