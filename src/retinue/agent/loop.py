@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 import msgspec
 
 from retinue.agent.local_tools import bind_tool
-from retinue.agent.tool_calls import FinishedCall, HookedTool, RefusedTool, make_refused_spec, run_tool_call
+from retinue.agent.tool_calls import HookedTool, RefusedTool, run_tool_call
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import TurnsSpent
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
@@ -23,7 +23,6 @@ from retinue.core.messages import (
     AssistantTurn,
     Call,
     Reply,
-    ToolSpec,
     ToolTurn,
     Turn,
     UserTurn,
@@ -121,7 +120,9 @@ async def run_turns(state: LoopState, job: Job, link: Link) -> Ending:
         state.thread.append(AssistantTurn(reply.text, calls, reply.thoughts, reply.natives))
         if calls:
             if len(calls) == 1 and not state.outcomes:
-                state.outcomes[calls[0].id] = (await _run_call(calls[0], job, link)).shown
+                [call] = calls
+                finished = await run_tool_call(call, _choose_tool(call, job), job.folders, link)
+                state.outcomes[call.id] = finished.shown
             else:
                 await _run_together(calls, state.outcomes, job, link)
             ending = state.add_results(calls)
@@ -189,7 +190,7 @@ def _end_or_remind(state: LoopState, job: Job, link: Link) -> Ending | None:
 
 async def _run_together(calls: Sequence[Call], outcomes: dict[str, Outcome], job: Job, link: Link) -> None:
     """Run the calls of one reply at the same time. Add each outcome to `outcomes` as soon as possible."""
-    link.write_calls([(call, _choose_spec(call, job)) for call in calls if call.id not in outcomes])
+    link.write_calls([(call, _choose_tool(call, job).spec) for call in calls if call.id not in outcomes])
     owner = TaskOwner()
     tasks = [owner.start(_recall_or_run(call, outcomes, job, link)) for call in calls]
     try:
@@ -207,35 +208,29 @@ async def _recall_or_run(call: Call, outcomes: dict[str, Outcome], job: Job, lin
     """Run a call, unless an earlier process has run it and `outcomes` has the outcome."""
     known = outcomes.get(call.id)
     if known is None:
-        outcomes[call.id] = (await _run_call(call, job, link)).shown
+        finished = await run_tool_call(call, _choose_tool(call, job), job.folders, link)
+        outcomes[call.id] = finished.shown
         return
     tool = job.plan.tools.get(call.name)
     if known.success and tool is not None and (call.name == FINAL_ANSWER or tool.spec.exclusive):
         outcomes[call.id] = await tool(call, job.folders, link)  # the log keeps the text, not the ending
 
 
-def _choose_spec(call: Call, job: Job) -> ToolSpec:
-    """Return the spec by which a call is judged and logged."""
-    return make_refused_spec(call) if _find_problem(call, job) else job.plan.tools[call.name].spec
-
-
-def _find_problem(call: Call, job: Job) -> str:
-    """Return the reason why a call cannot run, such as an unknown tool or unreadable arguments, or '' if it can."""
+def _choose_tool(call: Call, job: Job) -> Tool:
+    """Return the tool that runs a call, bound to the session and the hooks of the run. A call that cannot run, for
+    example of an unknown tool or with unreadable arguments, gets a tool that refuses it."""
     tool = job.plan.tools.get(call.name)
     if tool is None:
         missing = "" if job.plan.explain_missing is None else job.plan.explain_missing(call.name)
-        return missing or UNKNOWN_TOOL.format(name=call.name, tools=", ".join(job.plan.tools) or "none")
-    return call.problem or find_unknown_argument(call, tool.spec)
-
-
-def _run_call(call: Call, job: Job, link: Link) -> Awaitable[FinishedCall]:
-    problem = _find_problem(call, job)
+        available = ", ".join(job.plan.tools) or "none"
+        return RefusedTool(call, missing or UNKNOWN_TOOL.format(name=call.name, tools=available))
+    problem = call.problem or find_unknown_argument(call, tool.spec)
     if problem:
-        return run_tool_call(call, RefusedTool(call, problem), job.folders, link)
-    tool, hooks = job.plan.tools[call.name], job.plan.profile.hooks
+        return RefusedTool(call, problem)
     if job.session is not None:
         tool = bind_tool(tool, job.plan, job.session)
-    return run_tool_call(call, tool if hooks is None else HookedTool(tool, hooks), job.folders, link)
+    hooks = job.plan.profile.hooks
+    return tool if hooks is None else HookedTool(tool, hooks)
 
 
 async def _wait_for_cleanup(tasks: list[asyncio.Task[None]], *, was_told: bool) -> None:

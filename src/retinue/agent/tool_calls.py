@@ -124,18 +124,13 @@ class RefusedTool:
     """The tool of a call that names no tool or cannot be read. Runs nothing: the problem is the result."""
 
     def __init__(self, call: Call, problem: str) -> None:
-        self.spec, self._problem = make_refused_spec(call), problem
+        self.spec, self._problem = ToolSpec(call.name, "", {}, tier=NOTHING_TO_RUN), problem
 
     async def preview(self, call: Call, folders: Folders) -> str:
         return ""
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         raise ToolError(self._problem)
-
-
-def make_refused_spec(call: Call) -> ToolSpec:
-    """Return the spec under which a refused call is logged."""
-    return ToolSpec(call.name, "", {}, tier=NOTHING_TO_RUN)
 
 
 def fit_inline(outcome: Outcome, call: Call, folders: Folders) -> Outcome:
