@@ -10,7 +10,6 @@ import asyncio
 import logging
 import re
 import time
-from functools import partial
 
 import msgspec
 
@@ -75,7 +74,7 @@ async def run_tool_call(
     started = time.monotonic()
     outcome, changed = None, ""
     try:
-        decision = await link.begin(call, tool.spec if spec is None else spec, partial(tool.preview, call, folders))
+        decision = await link.begin(call, tool.spec if spec is None else spec, tool.preview)
     except ToolError as error:  # the preview found that the call cannot work, so nobody was asked
         outcome = Outcome(str(error), success=False)
     else:

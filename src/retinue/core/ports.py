@@ -63,14 +63,6 @@ class ProgramCallResult(msgspec.Struct, frozen=True, gc=False):
     note: str = ""
 
 
-Preview = Callable[[], Awaitable[str]]
-
-
-async def skip_preview() -> str:
-    """Return an empty preview: only the arguments of the call are shown. This is a Preview."""
-    return ""
-
-
 class Folders(Protocol):
     """The folders that a run may read and write, as its tools see them."""
 
@@ -97,6 +89,14 @@ class Folders(Protocol):
 
     def spill(self, name: str) -> Path:
         """Return a new file of the run for text that does not fit inline."""
+
+
+Preview = Callable[[Call, Folders], Awaitable[str]]
+
+
+async def skip_preview(call: Call, folders: Folders) -> str:
+    """Return an empty preview: only the arguments of the call are shown. This is a Preview."""
+    return ""
 
 
 class Tool(Protocol):

@@ -124,7 +124,7 @@ class Approvals:
             return decision
         if not (self._terms.wait or self._has_approver(run.tree) or self._has_attendant(run.tree)):
             raise _make_unconfirmed(run, call)
-        shown = preview if isinstance(preview, str) else await preview()
+        shown = preview if isinstance(preview, str) else await preview(call, run.folders)
         if spec.seal and (verdict.changed or _was_allowed_before(run.tree, call, spec)):
             shown = _describe_changed_tool(run, call, spec, shown)
         has_rule = not verdict.rule and spec.tier != FOREIGN
