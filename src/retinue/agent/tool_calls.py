@@ -13,7 +13,7 @@ import time
 
 import msgspec
 
-from retinue.core.approvals import Deny, describe_denial, describe_edit, is_edit
+from retinue.core.approvals import Allow, describe_denial, describe_edit, is_edit
 from retinue.core.errors import Stop, ToolError
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import NOTHING_TO_RUN, QUESTION, Call, ToolSpec
@@ -78,7 +78,7 @@ async def run_tool_call(
     except ToolError as error:  # the preview found that the call cannot work, so nobody was asked
         outcome = Outcome(str(error), success=False)
     else:
-        if isinstance(decision, Deny):
+        if not isinstance(decision, Allow):
             outcome = Outcome(describe_denial(decision), success=False)
         elif decision.args is not None:
             # Arguments that answer a question are no edit, and what a person typed belongs in no result.
