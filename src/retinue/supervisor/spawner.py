@@ -163,10 +163,8 @@ class Spawner:
     def _plan_primary(self, profile: Profile | str, task: Task, starts_from: str) -> tuple[Task, Plan]:
         """Return a primary's task, with the paths and rounds that the settings grant, and its plan. Raises ConfigError
         for a task that does not fit the profile."""
-        granted = [path for path in self._ports.context_paths if path not in task.context_paths]
-        if granted:  # the log keeps them, so that a resumed run has them too
-            resolve_context_paths(task.context_paths, base=self._state.project)  # an error names the task's index
-            task = msgspec.structs.replace(task, context_paths=(*task.context_paths, *granted))
+        if self._ports.context_paths:
+            task = self._grant_context_paths(task)
         plan = self._ports.planner.plan(profile, task=task, parent=None)
         rounds = None if task.rounds is not None else self._ports.rounds
         if rounds is not None and (plan.model or plan.team):  # functions and remote agents get none
@@ -184,6 +182,15 @@ class Spawner:
         if starts_from and (plan.team is not None or plan.profile.workspace != "scratch"):
             raise ConfigError(NO_SCRATCH.format(name=plan.profile.name))
         return task, plan
+
+    def _grant_context_paths(self, task: Task) -> Task:
+        """Return the task with the paths that the settings grant. The log keeps them, so that a resumed run has them
+        too."""
+        granted = [path for path in self._ports.context_paths if path not in task.context_paths]
+        if not granted:
+            return task
+        resolve_context_paths(task.context_paths, base=self._state.project)  # an error names the task's index
+        return msgspec.structs.replace(task, context_paths=(*task.context_paths, *granted))
 
     def _merge_limits(
         self, own: Limits, given: Limits | None, narrow: Limits | None, caller: Caller
