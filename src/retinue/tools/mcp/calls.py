@@ -17,14 +17,13 @@ import mcp_types as types
 from jsonschema.exceptions import SchemaError
 from mcp import Client, MCPError
 from mcp.client import ClientRequestContext
-from referencing.exceptions import Unresolvable
 
 from retinue.concurrency import TaskOwner
 from retinue.core.context import Context
 from retinue.core.errors import ToolError
 from retinue.core.servers import PREFIX
 from retinue.protocol.inherited_limits import ASKER_KEY
-from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly
+from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly, SchemaUnusable
 from retinue.tools.mcp.server_text import cap_text, clean_server_value, describe_server_error, to_line
 
 _CURRENT: ContextVar[ServerCall | None] = ContextVar("retinue_mcp_call", default=None)
@@ -196,7 +195,7 @@ class ElicitationForm:
         }
         try:
             error = BoundedSchema(self._schema).find_error(made)
-        except (SchemaError, Unresolvable, RecursionError, SchemaTooCostly) as problem:
+        except (SchemaError, SchemaTooCostly, SchemaUnusable) as problem:
             return f"its form cannot be read: {describe_server_error(problem)}"
         if error is None:
             return made

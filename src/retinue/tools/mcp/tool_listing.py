@@ -15,12 +15,11 @@ from typing import Any
 import mcp_types as types
 import msgspec
 from jsonschema.exceptions import SchemaError
-from referencing.exceptions import Unresolvable
 
 from retinue.core.errors import ToolError
 from retinue.core.messages import ToolSpec
 from retinue.core.servers import PREFIX
-from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly
+from retinue.tools.bounded_schema import CHECK_STEPS, BoundedSchema, SchemaTooCostly, SchemaUnusable, Steps
 from retinue.tools.mcp.server_text import cap_text, clean_server_value, describe_server_error, to_line
 
 RUN_ID = "runId"
@@ -45,17 +44,18 @@ class ListedTool:
         """Return the arguments to send. Drop a null for an optional argument that may not be null: models write it for
         arguments they leave out.
 
-        Raises ToolError for invalid arguments. If the schema has unresolvable references or takes too long to check,
-        the server has to check the arguments."""
+        Raises ToolError for invalid arguments. If the schema cannot be used or takes too long to check, the server has
+        to check the arguments."""
+        steps = Steps(CHECK_STEPS)
         properties, required = self.spec.schema.get("properties") or {}, self.spec.schema.get("required") or ()
         args = {
             name: value
             for name, value in args.items()
-            if value is not None or name in required or not self._refuses_null(properties.get(name))
+            if value is not None or name in required or not self._refuses_null(properties.get(name), steps)
         }
         try:
-            error = self.checked.find_error(args)
-        except (Unresolvable, RecursionError, SchemaTooCostly):
+            error = self.checked.find_error(args, steps)
+        except (SchemaTooCostly, SchemaUnusable):
             return args
         if error is not None:
             where = "".join(f"[{part!r}]" for part in error.absolute_path)
@@ -74,17 +74,17 @@ class ListedTool:
             error = self.output.find_error(result.structured_content)
         except SchemaTooCostly:
             return
-        except (Unresolvable, RecursionError) as problem:
+        except SchemaUnusable as problem:
             raise ToolError(
                 f"{self.spec.name}: its result cannot be checked: {describe_server_error(problem)}"
             ) from None
         if error is not None:
             raise ToolError(f"{self.spec.name}: the server's result does not fit its schema: {to_line(error.message)}")
 
-    def _refuses_null(self, about: Any) -> bool:
+    def _refuses_null(self, about: Any, steps: Steps) -> bool:
         try:
-            return isinstance(about, dict) and self.checked.find_part_error(about, None) is not None
-        except (Unresolvable, RecursionError, SchemaTooCostly):
+            return isinstance(about, dict) and self.checked.find_part_error(about, None, steps) is not None
+        except (SchemaTooCostly, SchemaUnusable):
             return False
 
 
