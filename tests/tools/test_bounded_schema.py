@@ -11,7 +11,7 @@ from jsonschema.exceptions import SchemaError
 from retinue.core.errors import ToolError
 from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly, SchemaUnusable, Steps
 from retinue.tools.mcp.calls import ElicitationForm
-from retinue.tools.mcp.tool_listing import make_listed_tools
+from retinue.tools.mcp.tool_listing import ToolListing
 from tests.gates import limit_calls
 
 EVIL = "^(a+)+$"
@@ -29,7 +29,9 @@ def doubling(levels: int, keyword: str = "allOf") -> dict[str, Any]:
 
 def listed(schema: dict[str, Any], output: dict[str, Any] | None = None) -> Any:
     tool = types.Tool(name="t", input_schema=schema, output_schema=output)
-    found, left_out = make_listed_tools("s", [tool], None)
+    listing = ToolListing("s", None)
+    listing.add_page([tool])
+    found, left_out = listing.make_tools()
     assert not left_out
     return found["mcp__s__t"]
 

@@ -48,8 +48,8 @@ Keyword = Callable[[Any, Any, Any, dict[str, Any]], Iterator[ValidationError] | 
 class SchemaTooCostly(ValueError):
     """A check used up its steps."""
 
-    def __init__(self) -> None:
-        super().__init__(TOO_COSTLY)
+    def __init__(self, why: str = TOO_COSTLY) -> None:
+        super().__init__(why)
 
 
 class SchemaUnusable(ValueError):

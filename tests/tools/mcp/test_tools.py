@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import sys
+import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from retinue import ConfigError, Profile
 from retinue.core.events import Warned
 from retinue.core.limits import INLINE_BYTES
 from retinue.tools.mcp.server_messages import MAX_PARTS, TOO_MANY_PARTS, LenientReader, ListWatcher, explain_excess
+from tests.gates import limit_calls
 from tests.supervisor.tree.kit import bodies
 from tests.tools.mcp.kit import call, http_server, main, offered, program, quick_program, results, run, turns
 
@@ -197,6 +200,51 @@ async def test_a_page_of_many_wrong_tools_costs_little(tmp_path: Path) -> None:
     many = f"{about}tool 'many' is left out: it is not what MCP requires"
     again = f"{about}tool 'again' is left out: another one has the same name"
     assert said == [large, many, *[again] * 508, f"{about}other tools are left out: 512 are enough"]
+
+
+async def test_a_listing_costs_a_bounded_number_of_steps_and_none_of_the_event_loop(tmp_path: Path) -> None:
+    """The checks of one tool may take half a second, and everything else would stand still meanwhile."""
+    said: list[str] = []
+    async with retinue.open(mode="yes", mcp_servers={"bad": program("bad", "costly", str(tmp_path))}) as r:
+        with limit_calls(2_000_000):  # of this thread
+            await r.control.prepare(None, said.append)
+        servers: Any = r.control.servers
+        assert set(servers.connections["bad"].tools) == {"mcp__bad__one", "mcp__bad__light0"}
+    warning = "warning: the MCP server 'bad': its tool '{}' is left out: {}"
+    own = "its schema takes too many steps to check"
+    together = "its server has too many or too large tools to read them all"
+    names = [*(f"heavy{number}" for number in range(8)), *(f"light{number}" for number in range(1, 8))]
+    warnings = [text for text in said if not text.startswith("waiting")]  # it may take longer than our patience
+    assert warnings[0] == warning.format("heavy0", own)
+    assert warnings[4:] == [warning.format(name, together) for name in names[4:]]
+
+
+async def test_a_listing_reads_only_the_wanted_tools(tmp_path: Path) -> None:
+    said: list[str] = []
+    server = program("bad", "costly", str(tmp_path), tools=["light*", "none"])
+    async with retinue.open(mode="yes", mcp_servers={"bad": server}) as r:
+        await r.control.prepare(None, said.append)
+        servers: Any = r.control.servers
+        assert set(servers.connections["bad"].tools) >= {f"mcp__bad__light{number}" for number in range(4)}
+    assert said[-1] == "warning: the MCP server 'bad': it has no tool 'none', which mcp_servers.bad.tools names"
+    assert not any("heavy" in text for text in said)
+
+
+async def test_arguments_and_results_are_checked_beside_the_event_loop() -> None:
+    threads: list[threading.Thread] = []
+
+    class Recording:
+        def find_error(self, value: Any, steps: Any = None) -> None:
+            threads.append(threading.current_thread())
+
+    async with retinue.open(mode="yes", mcp_servers={"calm": quick_program("calm")}) as r:
+        await r.control.prepare()
+        servers: Any = r.control.servers
+        tools = servers.connections["calm"].tools
+        tools["mcp__calm__add"] = dataclasses.replace(tools["mcp__calm__add"], checked=Recording(), output=Recording())
+        run = await r.spawn(main({"main": turns(call("mcp__calm__add", a=1, b=2))}), "go")
+        assert (await run.result()).status == "done"
+    assert len(threads) == 2 and threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize("answered", [7, "7"])

@@ -34,7 +34,7 @@ from retinue.tools.mcp.server_messages import MAX_MESSAGE_BYTES, BoundedBody, Le
 from retinue.tools.mcp.server_output import ServerOutput
 from retinue.tools.mcp.server_program import EXIT_SECONDS, ServerProgram, StartFailed
 from retinue.tools.mcp.server_text import describe_server_error, to_line
-from retinue.tools.mcp.tool_listing import MAX_TOOLS, ListedTool, make_listed_tools
+from retinue.tools.mcp.tool_listing import ListedTool, ToolListing
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -206,7 +206,7 @@ class Connection:
         """Check a result against the tool's output schema. Replaces the SDK's check, which is not bounded."""
         tool = next((tool for tool in self.tools.values() if tool.name == name), None)
         if tool is not None:
-            tool.check_result(result)
+            await asyncio.to_thread(tool.check_result, result)
 
     def _mark_down(self, state: State, why: str) -> None:
         if self.error != why:
@@ -258,16 +258,16 @@ class Connection:
                     self._mark_stale()
 
     async def _list_tools(self, client: Client) -> None:
-        offered: list[types.Tool] = []
+        listing = ToolListing(self.server.name, self.server.tools)
         cursor: str | None = None
         if client.server_capabilities.tools is not None:
             for _ in range(MAX_PAGES):
                 page = await client.list_tools(cursor=cursor)
-                offered += page.tools
+                await asyncio.to_thread(listing.add_page, page.tools)
                 cursor = page.next_cursor
-                if cursor is None or len(offered) > MAX_TOOLS:
+                if cursor is None or listing.is_full:
                     break
-        self.tools, self.notes = make_listed_tools(self.server.name, offered, self.server.tools)
+        self.tools, self.notes = await asyncio.to_thread(listing.make_tools)
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -167,7 +167,7 @@ def _make_note(text: str) -> dict[str, Any]:
 
 
 def _repair_tools(tools: list[Any], page: dict[str, Any], revision: str) -> None:
-    """Replace the tools of a page that the SDK would refuse; `make_listed_tools` leaves the replacements out. Drop the
+    """Replace the tools of a page that the SDK would refuse; a ToolListing leaves the replacements out. Drop the
     tools and fields of the page that are not used here: each tool is checked together with the other fields."""
     del tools[MAX_TOOLS + 1 :]
     for field in page.keys() - _USED_OF_PAGE:

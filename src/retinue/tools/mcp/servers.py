@@ -59,7 +59,7 @@ class ConnectedTool:
             raise ToolError(connection.unavailable_reason)
         if listed is None:
             raise ToolError(GONE.format(tool=self._name, server=connection.server.name))
-        args = listed.check_arguments(args)
+        args = await asyncio.to_thread(listed.check_arguments, args)
         collector, run_id = connection.collector, ""
         meta = {} if collector is None else dict(collector.meta(ref))
         seconds = None if listed.runs_agents else connection.server.timeout  # an agent may take as long as its run

@@ -1,6 +1,6 @@
 """Servers that misbehave, each in a way of its own: `python bad.py WAY FOLDER`, where the way is exits, garbage, hangs,
 dies, noisy, endless, asks, half, deep, mixed, flood, packed, nan, extra, nested, lame, unreadable, modern
-(unreadable, of 2026-07-28), unlisted, crowd or bomb.
+(unreadable, of 2026-07-28), unlisted, crowd, costly or bomb.
 
 They speak the protocol by hand, so that they can break it, and count their lives in FOLDER."""
 
@@ -67,6 +67,12 @@ def page() -> dict[str, Any]:
         ]
         icons = {**tools()[0], "icons": [0] * 1000, "outputSchema": {**schema, "required": [0] * 200_000}}
         return {"tools": [*wrong, icons, *([{"name": "again", "inputSchema": schema}] * 1000)]}
+    if MODE == "costly":
+        schema = {"type": "object", "anyOf": [True] * 20_000}
+        again = {"type": "object", "not": {"anyOf": [True] * 2000}}
+        heavy = [{"name": f"heavy{number}", "inputSchema": schema} for number in range(8)]
+        light = [{"name": f"light{number}", "inputSchema": {**again, "title": str(number)}} for number in range(8)]
+        return {"tools": [tools()[0], *light[:1], *heavy, *light[1:]]}
     if MODE not in ("unreadable", "modern"):
         return {"tools": tools()}
     schema = {"type": "object"}
