@@ -18,6 +18,7 @@ from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from mcp.shared.dispatcher import coerce_request_id
 from mcp_types import methods
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from retinue.tools.mcp.server_text import describe_invalid_part, describe_server_error, to_line
 from retinue.tools.mcp.tool_listing import MAX_TOOLS, UNREADABLE
@@ -32,6 +33,10 @@ SCHEMA_BYTES = 128 * 1024
 TOO_LARGE = f"it sent a message of more than {MAX_MESSAGE_BYTES // 1024 // 1024} MiB"
 TOO_MANY_PARTS = f"it sent a message with more than {MAX_PARTS:,} values"
 _PARTS = re.compile(rb'"[^"]*+"?|[,[{]')
+# A surrogate pair, a lone surrogate (group 1), or any other escape.
+_ESCAPES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
 MAX_BLOCKS = 1000
 _EVENT_END = re.compile(rb"(?>\r\n|\r|\n){2}")
 _UNUSED = ("_meta", "annotations", "execution", "icons")
@@ -50,6 +55,32 @@ def explain_excess(message: bytes) -> str:
     without_escapes = message.replace(rb"\\", b"").replace(rb"\"", b"")
     is_costly = next(islice(_PARTS.finditer(without_escapes), MAX_PARTS, None), None) is not None
     return TOO_MANY_PARTS if is_costly else ""
+
+
+def parse_server_message(line: bytes) -> types.JSONRPCMessage | None:
+    """Return the message of a line, or None. Repairs a text that was cut within a character."""
+    return _parse_message(line) or _parse_message(_replace_half_characters(line))
+
+
+def _parse_message(line: bytes) -> types.JSONRPCMessage | None:
+    try:
+        return types.jsonrpc_message_adapter.validate_python(_parse_json(line), by_name=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _parse_json(line: bytes) -> Any:
+    """Return the value of a line. Only `from_json` reads NaN and Infinity, which Python's `json` writes; only msgspec
+    reads more than 200 levels of nesting."""
+    try:
+        return from_json(line)
+    except ValueError:
+        return msgspec.json.decode(line)
+
+
+def _replace_half_characters(line: bytes) -> bytes:
+    """Remove a byte order mark and replace escaped lone surrogates: a server may cut a text within a character."""
+    return _ESCAPES.sub(lambda found: b"\\ufffd" if found[1] else found[0], line.removeprefix(b"\xef\xbb\xbf"))
 
 
 class BoundedBody(httpx2.AsyncByteStream):
