@@ -21,7 +21,15 @@ import retinue
 from retinue import ConfigError, Profile
 from retinue.core.events import Warned
 from retinue.core.limits import INLINE_BYTES
-from retinue.tools.mcp.server_messages import MAX_PARTS, TOO_MANY_PARTS, LenientReader, ListWatcher, explain_excess
+from retinue.tools.mcp.server_messages import (
+    MAX_PARTS,
+    TOO_MANY_PARTS,
+    LenientReader,
+    ListWatcher,
+    explain_excess,
+    parse_server_message,
+)
+from retinue.tools.mcp.server_text import READ, cap_text, to_line
 from tests.gates import limit_calls
 from tests.supervisor.tree.kit import bodies
 from tests.tools.mcp.kit import call, http_server, main, offered, program, quick_program, results, run, turns
@@ -186,6 +194,25 @@ def test_a_long_text_in_a_message_is_not_many_values() -> None:
     message = json.dumps({"text": ',"[{\\' * 500_000}).encode()
     assert len(message) > MAX_PARTS and explain_excess(message) == ""
     assert explain_excess(message + b"," * MAX_PARTS) == TOO_MANY_PARTS
+
+
+def test_half_characters_are_replaced_without_a_call_for_each_escape() -> None:
+    texts = {
+        r"\n" * 100_000 + r"\ud800": "\n" * 100_000 + "\ufffd",
+        r"\\ud800\ud83d\ude00\udc00": "\\ud800\U0001f600\ufffd",
+    }
+    for text, meant in texts.items():
+        line = f'{{"jsonrpc": "2.0", "id": 1, "result": {{"text": "{text}"}}}}'.encode()
+        with limit_calls(10_000):
+            message = parse_server_message(line)
+        assert isinstance(message, types.JSONRPCResponse) and message.result == {"text": meant}
+
+
+def test_of_a_long_text_only_its_beginning_is_read() -> None:
+    """It may have 64 MiB, and looking for keys in it takes seconds."""
+    assert to_line(" " * READ + "late") == " [... 4 characters cut]"
+    assert cap_text("x" * READ + "\0" * 5, 10) == f"{'x' * 10} [... {READ - 5} characters cut]"
+    assert cap_text("a\0b" * 100, 200) == "ab" * 100
 
 
 async def test_a_page_of_many_wrong_tools_costs_little(tmp_path: Path) -> None:

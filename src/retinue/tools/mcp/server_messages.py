@@ -33,10 +33,10 @@ SCHEMA_BYTES = 128 * 1024
 TOO_LARGE = f"it sent a message of more than {MAX_MESSAGE_BYTES // 1024 // 1024} MiB"
 TOO_MANY_PARTS = f"it sent a message with more than {MAX_PARTS:,} values"
 _PARTS = re.compile(rb'"[^"]*+"?|[,[{]')
-# A surrogate pair, a lone surrogate (group 1), or any other escape.
-_ESCAPES = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
-)
+# Half of a character: an escape of half a surrogate pair without the escape of the other half.
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HALF = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_HIGH, _LOW, _HIGH, _LOW))
+_MARKS = (b'"', b",", b"[", b"{")
 MAX_BLOCKS = 1000
 _EVENT_END = re.compile(rb"(?>\r\n|\r|\n){2}")
 _UNUSED = ("_meta", "annotations", "execution", "icons")
@@ -50,7 +50,7 @@ def explain_excess(message: bytes) -> str:
     A parser needs up to a hundred times the bytes of a message, for the strings, lists, objects and commas in it."""
     if len(message) > MAX_MESSAGE_BYTES:
         return TOO_LARGE
-    if len(message) <= MAX_PARTS:
+    if len(message) <= MAX_PARTS or sum(map(message.count, _MARKS)) <= MAX_PARTS:
         return ""
     without_escapes = message.replace(rb"\\", b"").replace(rb"\"", b"")
     is_costly = next(islice(_PARTS.finditer(without_escapes), MAX_PARTS, None), None) is not None
@@ -80,7 +80,11 @@ def _parse_json(line: bytes) -> Any:
 
 def _replace_half_characters(line: bytes) -> bytes:
     """Remove a byte order mark and replace escaped lone surrogates: a server may cut a text within a character."""
-    return _ESCAPES.sub(lambda found: b"\\ufffd" if found[1] else found[0], line.removeprefix(b"\xef\xbb\xbf"))
+    line = line.removeprefix(b"\xef\xbb\xbf")
+    if rb"\u" not in line or b"\0" in line:  # JSON has no null bytes
+        return line
+    without_backslashes = line.replace(rb"\\", b"\0\0")  # so that each backslash that is left begins an escape
+    return _HALF.sub(rb"\\ufffd", without_backslashes).replace(b"\0\0", rb"\\")
 
 
 class BoundedBody(httpx2.AsyncByteStream):

@@ -148,7 +148,7 @@ class ServerProgram:
 
     async def _handle_line(self, line: bytes, to_us: Any) -> str:
         """Pass a message on. Return why the connection cannot continue, or "" if it can."""
-        if not line.strip():
+        if not line or line.isspace():
             return ""
         if why := explain_excess(line):
             return why
