@@ -206,6 +206,13 @@ def test_a_form_of_a_server_is_checked_in_bounded_time(quick: None, about: dict[
     assert isinstance(ElicitationForm("s", params).make_content({"x": ALMOST}), str)
 
 
+def test_a_large_form_of_a_server_is_not_asked() -> None:
+    schema = {"type": "object", "properties": {name * 10: {"type": "string"} for name in NAMES}}
+    params = types.ElicitRequestFormParams(message="Which?", requested_schema=schema)
+    with pytest.raises(ValueError, match="its form is larger than 128 KiB"):
+        ElicitationForm("s", params)
+
+
 @pytest.mark.finding("X8")
 def test_a_large_list_is_not_compared_each_with_each(quick: None) -> None:
     values = [{"n": n} if n % 2 else [n] for n in range(20_000)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mcp_types as types
+import msgspec
 from jsonschema.exceptions import SchemaError
 from mcp import Client, MCPError
 from mcp.client import ClientRequestContext
@@ -24,6 +25,7 @@ from retinue.core.errors import ToolError
 from retinue.core.servers import PREFIX
 from retinue.protocol.inherited_limits import ASKER_KEY
 from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly, SchemaUnusable
+from retinue.tools.mcp.server_messages import SCHEMA_BYTES
 from retinue.tools.mcp.server_text import cap_text, clean_server_value, describe_server_error, to_line
 
 _CURRENT: ContextVar[ServerCall | None] = ContextVar("retinue_mcp_call", default=None)
@@ -151,7 +153,7 @@ class CallsInFlight:
             if answer is None:  # a server that gets "cancel" may keep waiting for another answer
                 return types.ElicitResult(action="decline")
             fields = answer
-            content = form.make_content(fields)
+            content = await asyncio.to_thread(form.make_content, fields)
             if not isinstance(content, str):
                 return types.ElicitResult(action="accept", content=content)
             preview = f"{asked}\nThat answer does not fit: {content}. Edit the fields, or say no."
@@ -176,6 +178,8 @@ class ElicitationForm:
             self.fields: dict[str, Any] = {"url": to_line(params.url, 2000)}
             self.preview = f"The MCP server '{server}' wants you to open this address:\n{message}"
             return
+        if len(msgspec.json.encode(params.requested_schema)) > SCHEMA_BYTES:
+            raise ValueError(f"its form is larger than {SCHEMA_BYTES // 1024} KiB")
         self._schema = clean_server_value(params.requested_schema)
         found = self._schema.get("properties")
         named = found.items() if isinstance(found, dict) else ()
