@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import mcp_types as types
+import msgspec
 import pytest
 from mcp.shared.message import SessionMessage
 
@@ -272,6 +273,25 @@ async def test_arguments_and_results_are_checked_beside_the_event_loop() -> None
         run = await r.spawn(main({"main": turns(call("mcp__calm__add", a=1, b=2))}), "go")
         assert (await run.result()).status == "done"
     assert len(threads) == 2 and threading.main_thread() not in threads
+
+
+async def test_a_tool_that_changes_while_its_arguments_are_checked_is_not_called() -> None:
+    class Changing:
+        def find_error(self, value: Any, steps: Any = None) -> None:
+            tools["mcp__calm__say"] = dataclasses.replace(
+                tools["mcp__calm__say"], spec=msgspec.structs.replace(tools["mcp__calm__say"].spec, seal="another")
+            )
+
+    async with retinue.open(mode="yes", mcp_servers={"calm": quick_program("calm")}) as r:
+        await r.control.prepare()
+        servers: Any = r.control.servers
+        tools = servers.connections["calm"].tools
+        tools["mcp__calm__say"] = dataclasses.replace(tools["mcp__calm__say"], checked=Changing())
+        run = await r.spawn(main({"main": turns(call("mcp__calm__say", text="x"))}), "go")
+        events = [event async for event in run.events()]
+    assert results(events)[0].text == (
+        "mcp__calm__say was changed by its server while the arguments were checked, so it was not run. Call it again."
+    )
 
 
 @pytest.mark.parametrize("answered", [7, "7"])

@@ -33,6 +33,7 @@ from retinue.tools.mcp.tool_listing import RUN_ID, ListedTool
 
 PATIENCE_SECONDS = 2.0
 GONE = "{tool}: the MCP server '{server}' has no such tool any more"
+CHANGED = "{tool} was changed by its server while the arguments were checked, so it was not run. Call it again."
 LACKS = "The tools of the MCP server '{server}' are not available."
 LACKS_ONE = "The tool {entry} is not available."
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -60,6 +61,8 @@ class ConnectedTool:
         if listed is None:
             raise ToolError(GONE.format(tool=self._name, server=connection.server.name))
         args = await asyncio.to_thread(listed.check_arguments, args)
+        if self.spec.seal != listed.spec.seal:
+            raise ToolError(CHANGED.format(tool=self._name))
         collector, run_id = connection.collector, ""
         meta = {} if collector is None else dict(collector.meta(ref))
         seconds = None if listed.runs_agents else connection.server.timeout  # an agent may take as long as its run
