@@ -294,6 +294,13 @@ async def test_a_tool_that_changes_while_its_arguments_are_checked_is_not_called
     )
 
 
+async def test_data_is_indented_only_if_that_does_not_make_it_much_longer(tmp_path: Path) -> None:
+    server = program("bad", "wide", str(tmp_path))
+    _, events = await run({"odd": server}, turns(call("mcp__odd__one")), path=tmp_path / ".retinue")
+    text = Path(results(events)[0].file).read_text()
+    assert len(text) < 1_000_000 and json.loads(text)["two"] == 2  # 20 MB with the indentation
+
+
 @pytest.mark.parametrize("answered", [7, "7"])
 async def test_a_page_has_only_its_used_fields_when_its_tools_are_checked(answered: types.RequestId) -> None:
     """Each tool is checked together with the page, which may have a million other values."""

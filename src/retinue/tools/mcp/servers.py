@@ -36,6 +36,8 @@ GONE = "{tool}: the MCP server '{server}' has no such tool any more"
 CHANGED = "{tool} was changed by its server while the arguments were checked, so it was not run. Call it again."
 LACKS = "The tools of the MCP server '{server}' are not available."
 LACKS_ONE = "The tool {entry} is not available."
+INDENTS = 100_000  # levels of indentation in all lines of a JSON text, or
+INDENTS_PER_BYTE = 5  # if it is long, for each byte of it
 MAX_FILE_BYTES = 64 * 1024 * 1024
 Spill = Callable[[str], Path]
 
@@ -205,7 +207,7 @@ def _make_outcome(result: types.CallToolResult, spill: Spill) -> Outcome:
     parts = [part for block in result.content for part in _render_block(block, spill)]
     data = result.structured_content
     if data is not None and not any(_is_same_data(part, data) for part in parts):
-        parts.append(strip_unseen(msgspec.json.format(msgspec.json.encode(data), indent=2).decode()))
+        parts.append(strip_unseen(_format_data(data)))
     return Outcome("\n".join(parts), success=not result.is_error, data=data)
 
 
@@ -246,6 +248,29 @@ def _save_file(kind: str, data: bytes, mime: str, spill: Spill, name: str = "") 
     except (OSError, RetinueError) as error:
         return f"[{what}: not kept, {getattr(error, 'strerror', None) or error}]"
     return f"[{what} in {path}]"
+
+
+def _format_data(data: Any) -> str:
+    """Return data as indented JSON, or without indentation if many levels would make it much longer."""
+    encoded = msgspec.json.encode(data)
+    if _count_indents(data) > max(INDENTS, INDENTS_PER_BYTE * len(encoded)):
+        return encoded.decode()
+    return msgspec.json.format(encoded, indent=2).decode()
+
+
+def _count_indents(data: Any) -> int:
+    """Return the sum of the levels of all values."""
+    total, level, values = 0, 0, [data]
+    while values:
+        total += level * len(values)
+        level += 1
+        values = [
+            member
+            for value in values
+            if isinstance(value, dict | list)
+            for member in (value.values() if isinstance(value, dict) else value)
+        ]
+    return total
 
 
 def _is_same_data(text: str, data: Any) -> bool:

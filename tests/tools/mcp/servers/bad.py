@@ -1,6 +1,6 @@
 """Servers that misbehave, each in a way of its own: `python bad.py WAY FOLDER`, where the way is exits, garbage, hangs,
 dies, noisy, endless, asks, half, deep, mixed, flood, packed, nan, extra, nested, lame, unreadable, modern
-(unreadable, of 2026-07-28), unlisted, crowd, costly or bomb.
+(unreadable, of 2026-07-28), unlisted, crowd, costly, pings, blank, wide or bomb.
 
 They speak the protocol by hand, so that they can break it, and count their lives in FOLDER."""
 
@@ -131,6 +131,18 @@ def serve(life: int) -> None:
         elif method == "tools/call" and MODE == "packed":  # more values in a text than a message may have
             text = {"type": "text", "text": f"[{'[],' * 1_000_000}[]]"}
             answer(number, {"content": [text], "structuredContent": {"one": 1, "two": 2}})
+        elif method == "tools/call" and MODE == "pings":
+            for ping in range(20_000):
+                sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": f"p{ping}", "method": "ping"}) + "\n")
+            answer(number, {"content": []})
+        elif method == "tools/call" and MODE == "blank":
+            sys.stdout.write("\n" * 3_000_000)
+            answer(number, {"content": [{"type": "text", "text": "at last"}]})
+        elif method == "tools/call" and MODE == "wide":
+            wide: Any = [0] * 100_000
+            for _ in range(100):
+                wide = [wide]
+            answer(number, {"content": [], "structuredContent": {"one": wide, "two": 2}})
         elif method == "tools/call" and MODE == "nan":  # as Python writes it, although it is not JSON
             answer(number, {"content": [], "structuredContent": {"one": float("nan"), "two": float("inf")}})
         elif method == "tools/call" and MODE == "nested":
