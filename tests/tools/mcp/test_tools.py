@@ -24,9 +24,11 @@ from retinue.core.events import Warned
 from retinue.core.limits import INLINE_BYTES
 from retinue.tools.mcp.server_messages import (
     MAX_PARTS,
+    MAX_REQUESTS,
     TOO_MANY_PARTS,
     LenientReader,
-    ListWatcher,
+    SentWatcher,
+    ServerRequests,
     explain_excess,
     parse_server_message,
 )
@@ -294,6 +296,43 @@ async def test_a_tool_that_changes_while_its_arguments_are_checked_is_not_called
     )
 
 
+async def test_a_server_that_sends_requests_and_reads_no_answers_is_ended(tmp_path: Path) -> None:
+    """Each request is a task, which waits until the server reads its answer."""
+    _, events = await run({"odd": program("bad", "pings", str(tmp_path))}, turns(call("mcp__odd__one")))
+    [result] = results(events)
+    assert result.text == (
+        "the MCP server 'odd' went away during the call: "
+        f"it sent more than {MAX_REQUESTS} requests without waiting for answers"
+    )
+
+
+def test_requests_of_a_server_count_until_they_are_answered_or_cancelled() -> None:
+    requests = ServerRequests()
+    for number in range(3 * MAX_REQUESTS):
+        requests.note_received(types.JSONRPCRequest(jsonrpc="2.0", id=number, method="ping"))
+        assert not requests.are_too_many
+        params = {"requestId": str(number)}
+        ends: list[Any] = [
+            types.JSONRPCResponse(jsonrpc="2.0", id=number, result={}),
+            types.JSONRPCError(jsonrpc="2.0", id=number, error=types.ErrorData(code=1, message="")),
+            types.JSONRPCNotification(jsonrpc="2.0", method="notifications/cancelled", params=params),
+        ]
+        (requests.note_received if number % 3 == 2 else requests.note_sent)(ends[number % 3])
+    for _ in range(MAX_REQUESTS + 1):  # the same id again and again
+        assert not requests.are_too_many
+        requests.note_received(types.JSONRPCRequest(jsonrpc="2.0", id=1, method="ping"))
+    assert requests.are_too_many
+
+
+async def test_blank_lines_take_no_time_of_the_event_loop(tmp_path: Path) -> None:
+    async with retinue.open(mode="yes", mcp_servers={"odd": program("bad", "blank", str(tmp_path))}) as r:
+        await r.control.prepare()
+        with limit_calls(2_000_000):
+            run = await r.spawn(main({"main": turns(call("mcp__odd__one"))}), "go")
+            events = [event async for event in run.events()]
+    assert results(events)[0].text == "at last"
+
+
 async def test_data_is_indented_only_if_that_does_not_make_it_much_longer(tmp_path: Path) -> None:
     server = program("bad", "wide", str(tmp_path))
     _, events = await run({"odd": server}, turns(call("mcp__odd__one")), path=tmp_path / ".retinue")
@@ -309,8 +348,9 @@ async def test_a_page_has_only_its_used_fields_when_its_tools_are_checked(answer
     list_ids: set[types.RequestId] = set()
     to_us, ours = anyio.create_memory_object_stream[SessionMessage | Exception](1)
     theirs, from_us = anyio.create_memory_object_stream[SessionMessage](1)
-    reader = LenientReader(ours, get_revision=lambda: "2025-11-25", list_ids=list_ids)
-    async with to_us, reader, from_us, ListWatcher(theirs, list_ids=list_ids) as writer:
+    shared: dict[str, Any] = {"list_ids": list_ids, "requests": ServerRequests()}
+    reader = LenientReader(ours, get_revision=lambda: "2025-11-25", on_excess=pytest.fail, **shared)
+    async with to_us, reader, from_us, SentWatcher(theirs, **shared) as writer:
         await writer.send(SessionMessage(types.JSONRPCRequest(jsonrpc="2.0", id=7, method="tools/list")))
         message = types.JSONRPCResponse(jsonrpc="2.0", id=answered, result={**page, "_meta": more, **more})
         await to_us.send(SessionMessage(message))

@@ -30,7 +30,13 @@ from retinue.core.servers import McpServer, fill_variables, list_variables
 from retinue.processes.group import wait_until
 from retinue.tools.command_process import PASSED_VARIABLES
 from retinue.tools.mcp.calls import CallsInFlight, ServerCall
-from retinue.tools.mcp.server_messages import MAX_MESSAGE_BYTES, BoundedBody, LenientReader, ListWatcher
+from retinue.tools.mcp.server_messages import (
+    MAX_MESSAGE_BYTES,
+    BoundedBody,
+    LenientReader,
+    SentWatcher,
+    ServerRequests,
+)
 from retinue.tools.mcp.server_output import ServerOutput
 from retinue.tools.mcp.server_program import EXIT_SECONDS, ServerProgram, StartFailed
 from retinue.tools.mcp.server_text import describe_server_error, to_line
@@ -194,7 +200,7 @@ class Connection:
 
     def _make_client(self) -> Client:
         return Client(
-            _read_leniently(self._make_transport(), lambda: self.revision),
+            _read_leniently(self._make_transport(), lambda: self.revision, self._mark_broken),
             cache=None,
             client_info=types.Implementation(name="retinue", version=version("retinue")),
             elicitation_callback=self._calls.answer_elicitation,
@@ -343,11 +349,15 @@ class Connection:
 async def _read_leniently(
     transport: AbstractAsyncContextManager[TransportStreams],
     get_revision: Callable[[], str],
+    on_excess: Callable[[str], None],
 ) -> AsyncIterator[TransportStreams]:
     list_ids: set[types.RequestId] = set()
+    requests = ServerRequests()
     async with transport as (reading, writing):
-        reader = LenientReader(reading, get_revision=get_revision, list_ids=list_ids)
-        yield reader, ListWatcher(writing, list_ids=list_ids)
+        reader = LenientReader(
+            reading, get_revision=get_revision, list_ids=list_ids, requests=requests, on_excess=on_excess
+        )
+        yield reader, SentWatcher(writing, list_ids=list_ids, requests=requests)
 
 
 def _is_gone(error: MCPError) -> bool:

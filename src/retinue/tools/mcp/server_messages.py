@@ -7,10 +7,12 @@ not fail the whole message.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import httpx2
 import mcp_types as types
 import msgspec
@@ -38,6 +40,9 @@ _HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2
 _HALF = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_HIGH, _LOW, _HIGH, _LOW))
 _MARKS = (b'"', b",", b"[", b"{")
 MAX_BLOCKS = 1000
+MAX_REQUESTS = 256
+TOO_MANY_REQUESTS = f"it sent more than {MAX_REQUESTS} requests without waiting for answers"
+CANCELLED = "notifications/cancelled"
 _EVENT_END = re.compile(rb"(?>\r\n|\r|\n){2}")
 _UNUSED = ("_meta", "annotations", "execution", "icons")
 _USED_OF_PAGE = frozenset({"cacheScope", "nextCursor", "resultType", "tools", "ttlMs"})
@@ -125,12 +130,45 @@ class BoundedBody(httpx2.AsyncByteStream):
         return httpx2.StreamError(why)
 
 
+class ServerRequests:
+    """The requests of a server that are not answered yet. The SDK serves each in a task of its own, without a limit."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[types.RequestId] = Counter()
+
+    @property
+    def are_too_many(self) -> bool:
+        return self._counts.total() > MAX_REQUESTS
+
+    def note_received(self, message: types.JSONRPCMessage) -> None:
+        """Count a request. Forget a request that the server cancels: it gets no answer."""
+        if isinstance(message, types.JSONRPCRequest):
+            self._counts[coerce_request_id(message.id)] += 1
+        elif isinstance(message, types.JSONRPCNotification) and message.method == CANCELLED:
+            self._forget((message.params or {}).get("requestId"))
+
+    def note_sent(self, message: types.JSONRPCMessage) -> None:
+        """Forget a request that has been answered."""
+        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+            self._forget(message.id)
+
+    def _forget(self, number: Any) -> None:
+        if not isinstance(number, str | int):
+            return
+        number = coerce_request_id(number)
+        if self._counts[number] > 1:
+            self._counts[number] -= 1
+        else:
+            self._counts.pop(number, None)
+
+
 class LenientReader(ObjectReceiveStream["SessionMessage | Exception"]):
     """A stream of a server's messages. Replaces a content block or a tool that the SDK cannot read by one that says so,
     since it would fail the whole result or the whole list of tools. Bounds what the SDK's check of them can cost.
 
-    `list_ids` are the ids of the requests to list tools, added by a ListWatcher: any other result may have a field
-    `tools` too, which means nothing here."""
+    `list_ids` are the ids of the requests to list tools, added by a SentWatcher: any other result may have a field
+    `tools` too, which means nothing here. If too many of the server's own `requests` wait for an answer, calls
+    `on_excess` with the reason, and ends the stream."""
 
     def __init__(
         self,
@@ -138,10 +176,14 @@ class LenientReader(ObjectReceiveStream["SessionMessage | Exception"]):
         *,
         get_revision: Callable[[], str],
         list_ids: set[types.RequestId],
+        requests: ServerRequests,
+        on_excess: Callable[[str], None],
     ) -> None:
         self._inner = inner
         self._get_revision = get_revision
         self._list_ids = list_ids
+        self._requests = requests
+        self._on_excess = on_excess
 
     @property
     def last_context(self) -> Any:
@@ -152,7 +194,13 @@ class LenientReader(ObjectReceiveStream["SessionMessage | Exception"]):
 
     async def receive(self) -> SessionMessage | Exception:
         item = await self._inner.receive()
-        message = getattr(item, "message", None)
+        if isinstance(item, Exception):
+            return item
+        message = item.message
+        self._requests.note_received(message)
+        if self._requests.are_too_many:
+            self._on_excess(TOO_MANY_REQUESTS)
+            raise anyio.EndOfStream
         if isinstance(message, types.JSONRPCResponse):
             if isinstance(content := message.result.get("content"), list):
                 _repair_content(content)
@@ -163,12 +211,16 @@ class LenientReader(ObjectReceiveStream["SessionMessage | Exception"]):
         return item
 
 
-class ListWatcher(ObjectSendStream["SessionMessage"]):
-    """A stream of messages to a server. Adds the id of each request to list tools to `list_ids`."""
+class SentWatcher(ObjectSendStream["SessionMessage"]):
+    """A stream of messages to a server. Adds the id of each request to list tools to `list_ids`. Removes a request of
+    the server from `requests` when its answer is sent."""
 
-    def __init__(self, inner: WriteStream[SessionMessage], *, list_ids: set[types.RequestId]) -> None:
+    def __init__(
+        self, inner: WriteStream[SessionMessage], *, list_ids: set[types.RequestId], requests: ServerRequests
+    ) -> None:
         self._inner = inner
         self._list_ids = list_ids
+        self._requests = requests
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -178,6 +230,7 @@ class ListWatcher(ObjectSendStream["SessionMessage"]):
         if isinstance(message, types.JSONRPCRequest) and message.method == "tools/list":
             self._list_ids.add(coerce_request_id(message.id))  # first: the answer may come before `send` returns
         await self._inner.send(item)
+        self._requests.note_sent(message)
 
 
 def _repair_content(content: list[Any]) -> None:

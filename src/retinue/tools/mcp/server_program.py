@@ -132,6 +132,8 @@ class ServerProgram:
         why = ""
         async with to_us:
             while not why and (chunk := await stdout.read(CHUNK)):
+                if not buffer and chunk.isspace():
+                    continue  # line after line would take the event loop's time
                 *lines, rest = chunk.split(b"\n")
                 for piece in lines:
                     buffer += piece
