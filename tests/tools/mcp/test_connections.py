@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from retinue import Limits
 from retinue.core.events import Warned
 from retinue.core.servers import McpServer
 from retinue.testing import ManualClock
-from retinue.tools.mcp.connection import MAX_FAILURES
+from retinue.tools.mcp.connection import LISTINGS_AT_ONCE, LISTINGS_PER_SECOND, MAX_FAILURES
 from retinue.tools.mcp.servers import McpServers
 from tests.gates import pass_time, until
 from tests.supervisor.tree.kit import bodies
@@ -118,6 +119,23 @@ async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
         await until(lambda: servers.connections["bad"].state == "up")
         again = await r.spawn(main({"main": turns(ONE)}), "go")
         assert results([event async for event in again.events()])[0].text == "life 2"
+
+
+async def test_tools_that_change_again_and_again_are_listed_now_and_then(tmp_path: Path) -> None:
+    servers = servers_of(tmp_path, bad=program("bad", "restless", str(tmp_path)))
+    began = time.monotonic()
+    try:
+        await servers.ready(None)
+        connection, listings = servers.connections["bad"], tmp_path / "listings"
+        await until(lambda: len(listings.read_text()) > LISTINGS_AT_ONCE)
+        for _ in range(100):  # each takes a turn of the server
+            assert connection._client is not None
+            await connection._client.call_tool("one", {})
+        elapsed = time.monotonic() - began
+        assert connection.state == "up"
+        assert len(listings.read_text()) <= 2 + LISTINGS_AT_ONCE + elapsed * LISTINGS_PER_SECOND
+    finally:
+        await servers.close()
 
 
 async def test_there_is_an_end_to_starting_again(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import mcp_types as types
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
-from retinue.concurrency import TaskOwner
+from retinue.concurrency import RateLimit, TaskOwner
 from retinue.core import secrets
 from retinue.core.errors import RetinueError, ToolError
 from retinue.core.ports import Collector
@@ -51,6 +51,7 @@ MAX_BACK_OFF = 30.0
 STEADY_SECONDS = 60.0
 CLOSE_SECONDS = 8.0
 MAX_PAGES = 100
+LISTINGS_PER_SECOND, LISTINGS_AT_ONCE = 0.2, 10  # of a server that says again and again that its tools have changed
 HTTP_SECONDS = 30.0
 REFUSALS = (401, 403, 407)
 State = Literal["idle", "starting", "up", "down", "given up", "closed"]
@@ -235,13 +236,18 @@ class Connection:
         """Keep the connection until it ends. List the tools again when they have changed."""
         followers = TaskOwner()
         followers.start(self._follow_list_changes(client))
+        listings = RateLimit(LISTINGS_PER_SECOND, LISTINGS_AT_ONCE)
+        delay = None
         try:
             while not self._closing:
-                await self._news.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await self._news.wait()
                 self._news.clear()
                 if self._broken:
                     raise RuntimeError(self._broken)
-                if self._stale:
+                delay = (listings.take() or None) if self._stale else None
+                if self._stale and delay is None:
                     self._stale = False
                     async with asyncio.timeout(self.server.startup_timeout):
                         await self._list_tools(client)

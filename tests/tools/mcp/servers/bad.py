@@ -1,6 +1,6 @@
 """Servers that misbehave, each in a way of its own: `python bad.py WAY FOLDER`, where the way is exits, garbage, hangs,
 dies, noisy, endless, asks, half, deep, mixed, flood, packed, nan, extra, nested, lame, unreadable, modern
-(unreadable, of 2026-07-28), unlisted, crowd, costly, pings, blank, wide or bomb.
+(unreadable, of 2026-07-28), unlisted, crowd, costly, pings, blank, wide, restless or bomb.
 
 They speak the protocol by hand, so that they can break it, and count their lives in FOLDER."""
 
@@ -105,7 +105,12 @@ def serve(life: int) -> None:
                 number, {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": about, **more}
             )
         elif method == "tools/list":
+            if MODE == "restless":
+                with (FOLDER / "listings").open("a") as file:
+                    file.write("x")
             answer(number, page())
+            if MODE == "restless":
+                print(json.dumps({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}), flush=True)
         elif method == "server/discover" and MODE == "modern":
             answer(number, {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **MODERN})
         elif method == "tools/call" and MODE == "dies" and life < int(os.environ.get("LIVES", "2")):
