@@ -276,6 +276,7 @@ async def test_arguments_and_results_are_checked_beside_the_event_loop() -> None
         assert (await run.result()).status == "done"
     assert len(threads) == 2 and threading.main_thread() not in threads
 
+        assert not servers.connections["calm"]._client.session._tool_output_schemas  # the SDK keeps them for ever
 
 async def test_a_tool_that_changes_while_its_arguments_are_checked_is_not_called() -> None:
     class Changing:

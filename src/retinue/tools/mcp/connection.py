@@ -52,6 +52,7 @@ STEADY_SECONDS = 60.0
 CLOSE_SECONDS = 8.0
 MAX_PAGES = 100
 LISTINGS_PER_SECOND, LISTINGS_AT_ONCE = 0.2, 10  # of a server that says again and again that its tools have changed
+STREAMS_PER_SECOND, STREAMS_AT_ONCE = 1.0, 10  # of a server at an address
 HTTP_SECONDS = 30.0
 REFUSALS = (401, 403, 407)
 State = Literal["idle", "starting", "up", "down", "given up", "closed"]
@@ -275,6 +276,7 @@ class Connection:
         if client.server_capabilities.tools is not None:
             for _ in range(MAX_PAGES):
                 page = await client.list_tools(cursor=cursor)
+                client.session._tool_output_schemas.clear()
                 await asyncio.to_thread(listing.add_page, page.tools)
                 cursor = page.next_cursor
                 if cursor is None or listing.is_full:
@@ -343,9 +345,16 @@ class Connection:
                 self._refused = f"it answered HTTP {response.status_code}; set its credentials in {key}"
             response.stream = BoundedBody(response, on_excess=self._mark_broken)
 
+        streams_opened = RateLimit(STREAMS_PER_SECOND, STREAMS_AT_ONCE)
+
+        async def handle_request(request: httpx2.Request) -> None:
+            if request.method == "GET":  # the SDK opens a stream that has ended again, when the server says
+                await streams_opened.wait()
+
         timeout = httpx2.Timeout(HTTP_SECONDS, read=None)  # each call has its own timeout
+        hooks: dict[str, list[Any]] = {"request": [handle_request], "response": [handle_response]}
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [handle_response]}) as http,
+            httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks) as http,
             streamable_http_client(self.server.url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES) as streams,
         ):
             yield streams

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import mcp_types as types
 import msgspec
@@ -114,7 +115,7 @@ class McpServers:
             )
             for server in servers
         }
-        self._tools: dict[str, ConnectedTool] = {}
+        self._tools: WeakValueDictionary[str, ConnectedTool] = WeakValueDictionary()  # those that a run has
 
     async def ready(self, profile: Profile | str | None, say: Callable[[str], object] | None = None) -> None:
         needed = self._find_needed_servers(profile)

@@ -92,7 +92,7 @@ class ListedTool:
 
 @dataclass(frozen=True)
 class _LeftOut:
-    """A tool that is not kept, and why."""
+    """A tool that is not kept, and why. Its name may be long, so only its beginning is kept."""
 
     name: str
     why: str
@@ -128,9 +128,9 @@ class ToolListing:
                 self._steps.take(len(_encode(tool, tool.output_schema)))
                 self._kept.append(tool)
             except SchemaTooCostly:
-                self._kept.append(_LeftOut(tool.name, TOO_MUCH))
+                self._kept.append(_LeftOut(to_line(tool.name, 80), TOO_MUCH))
             except (ValueError, RecursionError) as error:
-                self._kept.append(_LeftOut(tool.name, describe_server_error(error)))
+                self._kept.append(_LeftOut(to_line(tool.name, 80), describe_server_error(error)))
 
     def make_tools(self) -> tuple[dict[str, ListedTool], list[str]]:
         """Return the tools by their names for models, and a text for each tool that was left out or is missing."""
