@@ -33,6 +33,8 @@ from retinue.tools.mcp.server_messages import (
     parse_server_message,
 )
 from retinue.tools.mcp.server_text import READ, cap_text, to_line
+from retinue.tools.mcp.servers import _make_text
+from retinue.tools.mcp.tool_listing import ToolListing
 from tests.gates import limit_calls
 from tests.supervisor.tree.kit import bodies
 from tests.tools.mcp.kit import call, http_server, main, offered, program, quick_program, results, run, turns
@@ -274,9 +276,9 @@ async def test_arguments_and_results_are_checked_beside_the_event_loop() -> None
         tools["mcp__calm__add"] = dataclasses.replace(tools["mcp__calm__add"], checked=Recording(), output=Recording())
         run = await r.spawn(main({"main": turns(call("mcp__calm__add", a=1, b=2))}), "go")
         assert (await run.result()).status == "done"
+        assert not servers.connections["calm"]._client.session._tool_output_schemas  # the SDK keeps them for ever
     assert len(threads) == 2 and threading.main_thread() not in threads
 
-        assert not servers.connections["calm"]._client.session._tool_output_schemas  # the SDK keeps them for ever
 
 async def test_a_tool_that_changes_while_its_arguments_are_checked_is_not_called() -> None:
     class Changing:
@@ -332,6 +334,21 @@ async def test_blank_lines_take_no_time_of_the_event_loop(tmp_path: Path) -> Non
             run = await r.spawn(main({"main": turns(call("mcp__odd__one"))}), "go")
             events = [event async for event in run.events()]
     assert results(events)[0].text == "at last"
+
+
+def test_only_the_first_texts_of_a_result_are_compared_with_its_data() -> None:
+    """To compare a text is to parse it, and a result may have a thousand texts."""
+    data = {"one": 1, "two": 2}
+    for before, times in ((0, 1), (3, 1), (10, 2)):
+        assert _make_text(["[]"] * before + [json.dumps(data)], data).count("two") == times
+
+
+def test_of_a_tool_that_is_left_out_no_long_name_is_kept() -> None:
+    """A page may have 64 MiB of names, and a listing has many pages."""
+    listing = ToolListing("s", None)
+    listing.add_page([types.Tool(name=f"{number}" * 5_000_000, input_schema={"type": "object"}) for number in (1, 2)])
+    found, notes = listing.make_tools()
+    assert not found and len(notes) == 2 and sum(len(tool.name) for tool in listing._kept) < 300
 
 
 async def test_data_is_indented_only_if_that_does_not_make_it_much_longer(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ LACKS = "The tools of the MCP server '{server}' are not available."
 LACKS_ONE = "The tool {entry} is not available."
 INDENTS = 100_000  # levels of indentation in all lines of a JSON text, or
 INDENTS_PER_BYTE = 5  # if it is long, for each byte of it
+REPEATS = 4  # parts of a result that are compared with its data, for which they are parsed
 MAX_FILE_BYTES = 64 * 1024 * 1024
 Spill = Callable[[str], Path]
 
@@ -78,7 +79,7 @@ class ConnectedTool:
         outcome: Outcome | None = None
         try:
             result = await connection.call_tool(listed.name, args, call)
-            outcome = _make_outcome(result, context.spill)
+            outcome = await _make_outcome(result, context.spill)
         except ToolError as error:
             outcome = Outcome(str(error), success=False)
             raise
@@ -203,18 +204,25 @@ def _matches_entry(entry: str, tool: str, server: str) -> bool:
     return entry == tool or entry in (f"{PREFIX}{server}", f"{PREFIX}{server}__*")
 
 
-def _make_outcome(result: types.CallToolResult, spill: Spill) -> Outcome:
+async def _make_outcome(result: types.CallToolResult, spill: Spill) -> Outcome:
     """Make the Outcome of a call. `spill` returns the path of a new file of the calling run."""
     parts = [part for block in result.content for part in _render_block(block, spill)]
     data = result.structured_content
-    if data is not None and not any(_is_same_data(part, data) for part in parts):
+    text = await asyncio.to_thread(_make_text, parts, data)  # a large one takes seconds
+    return Outcome(text, success=not result.is_error, data=data)
+
+
+def _make_text(parts: list[str], data: Any) -> str:
+    """Return the text of a result: its parts, and its data unless a part repeats them."""
+    parts = [strip_unseen(part) for part in parts]
+    if data is not None and not any(_is_same_data(part, data) for part in parts[:REPEATS]):
         parts.append(strip_unseen(_format_data(data)))
-    return Outcome("\n".join(parts), success=not result.is_error, data=data)
+    return "\n".join(parts)
 
 
 def _render_block(block: types.ContentBlock, spill: Spill) -> Iterator[str]:
     if isinstance(block, types.TextContent):
-        yield strip_unseen(block.text)
+        yield block.text
     elif isinstance(block, types.ImageContent):
         yield _save_base64("image", block.data, block.mime_type, spill)
     elif isinstance(block, types.AudioContent):
@@ -225,7 +233,7 @@ def _render_block(block: types.ContentBlock, spill: Spill) -> Iterator[str]:
     elif isinstance(block.resource, types.TextResourceContents):
         resource, data = block.resource, block.resource.text.encode("utf-8", "replace")
         yield _save_file("resource", data, resource.mime_type or "text/plain", spill, to_line(resource.uri))
-        yield strip_unseen(resource.text)
+        yield resource.text
     else:
         blob = block.resource
         yield _save_base64("resource", blob.blob, blob.mime_type or "", spill, to_line(blob.uri))
