@@ -8,7 +8,8 @@ import mcp_types as types
 import pytest
 from jsonschema.exceptions import SchemaError
 
-from retinue.core.errors import ToolError
+from retinue.core.errors import ConfigError, ToolError
+from retinue.tools.answer import make_output
 from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly, SchemaUnusable, Steps
 from retinue.tools.mcp.calls import ElicitationForm
 from retinue.tools.mcp.tool_listing import ToolListing
@@ -125,6 +126,12 @@ def test_schemas_share_steps() -> None:
 def test_a_schema_with_an_address_that_is_none_cannot_be_used(schema: dict[str, Any]) -> None:
     with pytest.raises(SchemaUnusable, match=r"its schema cannot be used: '\$(schema|id)' is not an address"):
         BoundedSchema(schema)
+
+
+@pytest.mark.parametrize("wrong", [{"$schema": 5}, {"anyOf": [True] * 20_000}])
+def test_an_output_schema_that_cannot_be_checked_is_an_error_of_the_settings(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="output type cannot be used: its schema "):
+        make_output({"type": "object", **wrong})
 
 
 @pytest.mark.parametrize(
