@@ -31,6 +31,7 @@ from retinue.tools.mcp.server_text import cap_text, clean_server_value, describe
 _CURRENT: ContextVar[ServerCall | None] = ContextVar("retinue_mcp_call", default=None)
 ATTEMPTS = 3
 MOST_ASKERS = 4
+MAX_DECLINED = 1000  # questions of one call; each is written to the log
 UNCERTAIN = "It does not say for which of these calls: {calls}."
 GIVEN_UP = "{tool}: the subagent was stopped"
 SILENT = "{tool}: the server did not answer within {seconds:g} s, so the call was given up"
@@ -48,6 +49,7 @@ class ServerCall:
     limit: asyncio.Timeout | None = None
     task: asyncio.Task[types.CallToolResult] | None = None
     given_up: bool = False
+    declined: int = 0
     asking: set[asyncio.Task[types.ElicitResult]] = field(default_factory=set)
 
     def give_up(self) -> None:
@@ -142,6 +144,8 @@ class CallsInFlight:
         return types.ElicitResult(action="cancel") if asking.cancelled() else asking.result()
 
     async def _ask(self, call: ServerCall, params: types.ElicitRequestParams, note: str) -> types.ElicitResult:
+        if call.declined >= MAX_DECLINED:
+            return types.ElicitResult(action="decline")
         try:
             form = ElicitationForm(self._server, params)
         except (ValueError, AttributeError, TypeError):
@@ -151,6 +155,7 @@ class CallsInFlight:
         for _ in range(ATTEMPTS):
             answer = await call.context.ask_person(f"{PREFIX}{self._server}", fields, preview, _list_askers(params))
             if answer is None:  # a server that gets "cancel" may keep waiting for another answer
+                call.declined += 1
                 return types.ElicitResult(action="decline")
             fields = answer
             content = await asyncio.to_thread(form.make_content, fields)

@@ -1,6 +1,7 @@
 """Servers that misbehave, each in a way of its own: `python bad.py WAY FOLDER`, where the way is exits, garbage, hangs,
 dies, noisy, endless, asks, half, deep, mixed, flood, packed, nan, extra, nested, lame, unreadable, modern
-(unreadable, of 2026-07-28), unlisted, crowd, costly, pings, blank, wide, restless or bomb.
+(unreadable, of 2026-07-28), unlisted, crowd, costly, pings, blank, wide, restless,
+nags or bomb.
 
 They speak the protocol by hand, so that they can break it, and count their lives in FOLDER."""
 
@@ -140,6 +141,13 @@ def serve(life: int) -> None:
             for ping in range(20_000):
                 sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": f"p{ping}", "method": "ping"}) + "\n")
             answer(number, {"content": []})
+        elif method == "tools/call" and MODE == "nags":
+            schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
+            said = [
+                ask(f"e{nag}", "elicitation/create", {"message": "Really?", "requestedSchema": schema})["action"]
+                for nag in range(120)
+            ]
+            answer(number, {"content": [{"type": "text", "text": " ".join(sorted(set(said)))}]})
         elif method == "tools/call" and MODE == "blank":
             sys.stdout.write("\n" * 3_000_000)
             answer(number, {"content": [{"type": "text", "text": "at last"}]})
