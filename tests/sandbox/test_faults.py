@@ -8,7 +8,8 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,6 +72,26 @@ def read_state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "X"
+
+
+def find_processes(folder: Path) -> list[int]:
+    """Return the processes that work in a folder or below it."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):
+            if f"{place.readlink()}/".startswith(f"{folder}/"):
+                found.append(int(place.parent.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def commands_end(tmp_path: Path) -> Iterator[None]:
+    """End the commands of tool servers that were killed without a sandbox around them: nobody else can know them."""
+    yield
+    while found := find_processes(tmp_path):
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 class FaultyChannel:

@@ -23,7 +23,7 @@ from retinue.supervisor.spawner import default_workspace
 from retinue.testing import scripted
 from retinue.workspaces import ignores
 from retinue.workspaces.create import Workspaces
-from retinue.workspaces.git import find_git
+from retinue.workspaces.git import find_git, find_repository
 from retinue.workspaces.recording import record_changes
 from retinue.workspaces.run_folders import StateFolder
 from retinue.workspaces.workspace import Workspace
@@ -55,6 +55,24 @@ async def test_a_worktree_starts_from_the_working_state(tmp_path: Path) -> None:
     assert (made / ".git/objects/info/alternates").read_text() == f"{project}/.git/objects\n"
     assert changes(result) == {"branch": "added", "log": "added", "status": "added"}
     assert hashed(project) == before and git(project, "status", "--porcelain") == status
+
+
+@pytest.mark.parametrize(("folder", "inside"), [("a\nb", ""), ("end\n", ""), ("plain", "s\nt"), ("a\nb", "c/end\n")])
+async def test_folders_whose_names_contain_newlines(tmp_path: Path, folder: str, inside: str) -> None:
+    """Git separates its answers by newlines, and does not quote them in paths."""
+    files = {".gitignore": "*.o\n", f"{inside}/b.txt".lstrip("/"): "b\n"}
+    top = repository(tmp_path / folder, **files)
+    project = top / inside
+    (project / "junk.o").write_text("ignored\n")
+    found = find_repository(str(project))
+    assert found is not None and found.is_own
+    assert (found.top, found.folder, found.prefix) == (str(top), f"{top}/.git", f"{inside}/" if inside else "")
+    assert os.path.samefile(found.objects, top / ".git/objects")
+    result = await work(project, "git log --format=%s > log; git status --porcelain > status")
+    made = workspace(result)
+    assert (made / "b.txt").read_text() == "b\n" and not (made / "junk.o").exists()
+    assert (made / "status").read_text() == "?? log\n?? status\n" and (made / "log").read_text()
+    assert changes(result) == {"log": "added", "status": "added"}
 
 
 @pytest.mark.parametrize("runtime", ["inherited", pytest.param("isolated", marks=needs_bubblewrap)])

@@ -61,12 +61,14 @@ def _make_schema_output(schema: dict[str, Any]) -> OutputType:
     # Both imports load jsonschema, which takes 0.1 s of every start, and only an output schema given as JSON needs it.
     from jsonschema import SchemaError  # noqa: PLC0415
 
-    from retinue.tools.bounded_schema import BoundedSchema  # noqa: PLC0415
+    from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly, SchemaUnusable  # noqa: PLC0415
 
     try:
         checked = BoundedSchema(schema)
     except SchemaError as error:
         raise ConfigError(f"output schema is not a JSON schema: {error.message}") from None
+    except (SchemaTooCostly, SchemaUnusable) as error:
+        raise ConfigError(f"output type cannot be used: {error}") from None
 
     def check(value: Any) -> Any:
         error = checked.find_error(value)

@@ -38,6 +38,10 @@ _READ_FILES = (
     "HEAD", "config", "config.worktree", "commondir", "index", "packed-refs", "shallow", "info/grafts",
     "objects/info/alternates",
 )  # fmt: skip
+_QUESTIONS = (
+    ("--is-inside-work-tree",), ("--show-prefix",), ("--show-object-format",), ("--show-toplevel",),
+    ("--absolute-git-dir",), ("--git-path", "objects"), ("--git-path", "shallow"), ("--git-path", "info/exclude"),
+)  # fmt: skip
 _OURS = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": "/dev/null",
@@ -180,13 +184,11 @@ def find_repository(project: str) -> Repository | None:
     """Return the repository that contains the project. None if git finds none, or would block on a FIFO in it."""
     if _has_special_file(project):
         return None
-    words = ("--is-inside-work-tree", "--show-prefix", "--show-object-format", "--show-toplevel", "--absolute-git-dir")
-    paths = [word for name in ("objects", "shallow", "info/exclude") for word in ("--git-path", name)]
     try:
-        inside, prefix, kind, top, folder, *found = _ask_git("rev-parse", *words, *paths, project=project).split("\n")
-        objects, shallow, exclude = (os.path.join(project, path) for path in found[-3:])  # noqa: PTH118 - bytes in it
-    except (RetinueError, ValueError):
+        inside, prefix, kind, top, folder, *found = _describe_repository(project)
+    except RetinueError:
         return None
+    objects, shallow, exclude = (os.path.join(project, path) for path in found)  # noqa: PTH118 - bytes in it
     if inside != "true":
         return None
     return Repository(
@@ -201,6 +203,15 @@ def find_repository(project: str) -> Repository | None:
         top=top,
         folder=folder,
     )
+
+
+def _describe_repository(project: str) -> list[str]:
+    """Return the answers to `_QUESTIONS`. Git separates them by newlines, which paths may contain, too: if there are
+    more lines than questions, each question is asked on its own."""
+    lines = _ask_git("rev-parse", *(word for question in _QUESTIONS for word in question), project=project).split("\n")
+    if len(lines) == len(_QUESTIONS):
+        return lines
+    return [_ask_git("rev-parse", *question, project=project) for question in _QUESTIONS]
 
 
 def _has_special_file(project: str) -> bool:
@@ -235,7 +246,8 @@ def list_tracked(project: str) -> list[str]:
 
 def _ask_git(*words: str, project: str) -> str:
     """Return the answer of git about the user's repository, or "" if there is none."""
-    return run_in_project(*words, project=project, good=(0, 1)).decode("utf-8", "surrogateescape").strip("\n")
+    answer = run_in_project(*words, project=project, good=(0, 1)).decode("utf-8", "surrogateescape")
+    return answer.removesuffix("\n")
 
 
 def _find_excludes_file(project: str) -> str:

@@ -209,6 +209,17 @@ async def test_a_form_is_asked_again_until_it_fits_and_nobody_is_no_answer() -> 
     assert result.status == "done" and "decline: None" in [body.text for body in results(events)]
 
 
+async def test_a_call_whose_questions_are_declined_again_and_again_asks_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question is written to the log, and a server can ask as fast as nobody answers."""
+    monkeypatch.setattr("retinue.tools.mcp.calls.MAX_DECLINED", 100)
+    _, events = await run({"odd": program("bad", "nags", str(tmp_path))}, turns(call("mcp__odd__one")))
+    *questions, last = results(events)
+    assert last.text == "decline"
+    assert [question.text for question in questions] == ["Nobody could be asked."] * 100
+
+
 async def test_an_older_server_asks_and_its_wish_for_a_model_is_refused(tmp_path: Path) -> None:
     person = Person(lambda _: Allow(args={"ok": "yes"}))
     script = turns(call("mcp__bad__one"))

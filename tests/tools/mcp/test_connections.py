@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import os
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,13 @@ from retinue import Limits
 from retinue.core.events import Warned
 from retinue.core.servers import McpServer
 from retinue.testing import ManualClock
-from retinue.tools.mcp.connection import MAX_FAILURES
+from retinue.tools.mcp.connection import (
+    LISTINGS_AT_ONCE,
+    LISTINGS_PER_SECOND,
+    MAX_FAILURES,
+    STREAMS_AT_ONCE,
+    STREAMS_PER_SECOND,
+)
 from retinue.tools.mcp.servers import McpServers
 from tests.gates import pass_time, until
 from tests.supervisor.tree.kit import bodies
@@ -120,6 +129,23 @@ async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
         assert results([event async for event in again.events()])[0].text == "life 2"
 
 
+async def test_tools_that_change_again_and_again_are_listed_now_and_then(tmp_path: Path) -> None:
+    servers = servers_of(tmp_path, bad=program("bad", "restless", str(tmp_path)))
+    began = time.monotonic()
+    try:
+        await servers.ready(None)
+        connection, listings = servers.connections["bad"], tmp_path / "listings"
+        await until(lambda: len(listings.read_text()) > LISTINGS_AT_ONCE)
+        for _ in range(100):  # each takes a turn of the server
+            assert connection._client is not None
+            await connection._client.call_tool("one", {})
+        elapsed = time.monotonic() - began
+        assert connection.state == "up"
+        assert len(listings.read_text()) <= 2 + LISTINGS_AT_ONCE + elapsed * LISTINGS_PER_SECOND
+    finally:
+        await servers.close()
+
+
 async def test_there_is_an_end_to_starting_again(tmp_path: Path) -> None:
     servers = servers_of(tmp_path, bad=program("bad", "exits", str(tmp_path)))
     try:
@@ -196,6 +222,61 @@ async def test_an_address_that_answers_something_else(head: str, body: bytes, wh
     [told] = bodies(events, Warned)
     assert told.text.startswith(f"the MCP server 'it' is not available: {why}")
     assert told.text.endswith("; it is being tried again") and told.text.isprintable()
+
+
+async def test_a_stream_that_ends_at_once_is_opened_again_now_and_then() -> None:
+    """The server says after how many milliseconds: 0."""
+    opened: list[None] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = (await reader.readuntil(b"\r\n\r\n")).lower()
+        kind, body = "application/json", b""
+        if asked.startswith(b"get"):
+            opened.append(None)
+            kind, body = "text/event-stream", b"id: 1\nretry: 0\ndata:\n\n"
+        elif found := re.search(rb"content-length: (\d+)", asked):
+            message = json.loads(await reader.readexactly(int(found[1])))
+            about = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+            tools = {"tools": [{"name": "one", "inputSchema": {"type": "object"}}]}
+            known = {
+                "initialize": {**about, "serverInfo": {"name": "it", "version": "1"}},
+                "tools/list": tools,
+                "tools/call": {"content": []},
+            }
+            said = {"jsonrpc": "2.0", "id": message.get("id")}
+            result = known.get(message["method"])
+            error = {"code": -32601, "message": "no such method"}
+            body = json.dumps({**said, "error": error} if result is None else {**said, "result": result}).encode()
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nMcp-Session-Id: s\r\nContent-Length: {len(body)}\r\n"
+        writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+    began = time.monotonic()
+    async with server, retinue.open(mode="yes", mcp_servers={"it": {"url": address}}) as r:
+        await r.control.prepare()
+        servers: Any = r.control.servers
+        connection = servers.connections["it"]
+        await until(lambda: len(opened) >= STREAMS_AT_ONCE)
+        for _ in range(30):  # each takes several turns of the server
+            await connection._client.call_tool("one", {})
+        elapsed = time.monotonic() - began
+        assert len(opened) <= 1 + STREAMS_AT_ONCE + elapsed * STREAMS_PER_SECOND
+
+
+async def test_tools_that_no_run_has_are_not_kept(tmp_path: Path) -> None:
+    """A server may have other tools each time it is asked."""
+    servers = servers_of(tmp_path, bad=program("bad", "lame", str(tmp_path)))
+    try:
+        await servers.ready(None)
+        found = servers.find(None)
+        assert set(servers.find(None).values()) == set(found.values()) and len(servers._tools) == 2
+        del found
+        assert not servers._tools
+    finally:
+        await servers.close()
 
 
 async def test_a_few_words_beside_the_protocol_do_no_harm(tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import sys
+import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import anyio
 import mcp_types as types
+import msgspec
 import pytest
 from mcp.shared.message import SessionMessage
 
@@ -19,7 +22,20 @@ import retinue
 from retinue import ConfigError, Profile
 from retinue.core.events import Warned
 from retinue.core.limits import INLINE_BYTES
-from retinue.tools.mcp.server_messages import MAX_PARTS, TOO_MANY_PARTS, LenientReader, ListWatcher, explain_excess
+from retinue.tools.mcp.server_messages import (
+    MAX_PARTS,
+    MAX_REQUESTS,
+    TOO_MANY_PARTS,
+    LenientReader,
+    SentWatcher,
+    ServerRequests,
+    explain_excess,
+    parse_server_message,
+)
+from retinue.tools.mcp.server_text import READ, cap_text, to_line
+from retinue.tools.mcp.servers import _make_text
+from retinue.tools.mcp.tool_listing import ToolListing
+from tests.gates import limit_calls
 from tests.supervisor.tree.kit import bodies
 from tests.tools.mcp.kit import call, http_server, main, offered, program, quick_program, results, run, turns
 
@@ -185,6 +201,25 @@ def test_a_long_text_in_a_message_is_not_many_values() -> None:
     assert explain_excess(message + b"," * MAX_PARTS) == TOO_MANY_PARTS
 
 
+def test_half_characters_are_replaced_without_a_call_for_each_escape() -> None:
+    texts = {
+        r"\n" * 100_000 + r"\ud800": "\n" * 100_000 + "\ufffd",
+        r"\\ud800\ud83d\ude00\udc00": "\\ud800\U0001f600\ufffd",
+    }
+    for text, meant in texts.items():
+        line = f'{{"jsonrpc": "2.0", "id": 1, "result": {{"text": "{text}"}}}}'.encode()
+        with limit_calls(10_000):
+            message = parse_server_message(line)
+        assert isinstance(message, types.JSONRPCResponse) and message.result == {"text": meant}
+
+
+def test_of_a_long_text_only_its_beginning_is_read() -> None:
+    """It may have 64 MiB, and looking for keys in it takes seconds."""
+    assert to_line(" " * READ + "late") == " [... 4 characters cut]"
+    assert cap_text("x" * READ + "\0" * 5, 10) == f"{'x' * 10} [... {READ - 5} characters cut]"
+    assert cap_text("a\0b" * 100, 200) == "ab" * 100
+
+
 async def test_a_page_of_many_wrong_tools_costs_little(tmp_path: Path) -> None:
     """Neither more tools than are used nor the many errors of one tool are looked through."""
     said: list[str] = []
@@ -199,6 +234,130 @@ async def test_a_page_of_many_wrong_tools_costs_little(tmp_path: Path) -> None:
     assert said == [large, many, *[again] * 508, f"{about}other tools are left out: 512 are enough"]
 
 
+async def test_a_listing_costs_a_bounded_number_of_steps_and_none_of_the_event_loop(tmp_path: Path) -> None:
+    """The checks of one tool may take half a second, and everything else would stand still meanwhile."""
+    said: list[str] = []
+    async with retinue.open(mode="yes", mcp_servers={"bad": program("bad", "costly", str(tmp_path))}) as r:
+        with limit_calls(2_000_000):  # of this thread
+            await r.control.prepare(None, said.append)
+        servers: Any = r.control.servers
+        assert set(servers.connections["bad"].tools) == {"mcp__bad__one", "mcp__bad__light0"}
+    warning = "warning: the MCP server 'bad': its tool '{}' is left out: {}"
+    own = "its schema takes too many steps to check"
+    together = "its server has too many or too large tools to read them all"
+    names = [*(f"heavy{number}" for number in range(8)), *(f"light{number}" for number in range(1, 8))]
+    warnings = [text for text in said if not text.startswith("waiting")]  # it may take longer than our patience
+    assert warnings[0] == warning.format("heavy0", own)
+    assert warnings[4:] == [warning.format(name, together) for name in names[4:]]
+
+
+async def test_a_listing_reads_only_the_wanted_tools(tmp_path: Path) -> None:
+    said: list[str] = []
+    server = program("bad", "costly", str(tmp_path), tools=["light*", "none"])
+    async with retinue.open(mode="yes", mcp_servers={"bad": server}) as r:
+        await r.control.prepare(None, said.append)
+        servers: Any = r.control.servers
+        assert set(servers.connections["bad"].tools) >= {f"mcp__bad__light{number}" for number in range(4)}
+    assert said[-1] == "warning: the MCP server 'bad': it has no tool 'none', which mcp_servers.bad.tools names"
+    assert not any("heavy" in text for text in said)
+
+
+async def test_arguments_and_results_are_checked_beside_the_event_loop() -> None:
+    threads: list[threading.Thread] = []
+
+    class Recording:
+        def find_error(self, value: Any, steps: Any = None) -> None:
+            threads.append(threading.current_thread())
+
+    async with retinue.open(mode="yes", mcp_servers={"calm": quick_program("calm")}) as r:
+        await r.control.prepare()
+        servers: Any = r.control.servers
+        tools = servers.connections["calm"].tools
+        tools["mcp__calm__add"] = dataclasses.replace(tools["mcp__calm__add"], checked=Recording(), output=Recording())
+        run = await r.spawn(main({"main": turns(call("mcp__calm__add", a=1, b=2))}), "go")
+        assert (await run.result()).status == "done"
+        assert not servers.connections["calm"]._client.session._tool_output_schemas  # the SDK keeps them for ever
+    assert len(threads) == 2 and threading.main_thread() not in threads
+
+
+async def test_a_tool_that_changes_while_its_arguments_are_checked_is_not_called() -> None:
+    class Changing:
+        def find_error(self, value: Any, steps: Any = None) -> None:
+            tools["mcp__calm__say"] = dataclasses.replace(
+                tools["mcp__calm__say"], spec=msgspec.structs.replace(tools["mcp__calm__say"].spec, seal="another")
+            )
+
+    async with retinue.open(mode="yes", mcp_servers={"calm": quick_program("calm")}) as r:
+        await r.control.prepare()
+        servers: Any = r.control.servers
+        tools = servers.connections["calm"].tools
+        tools["mcp__calm__say"] = dataclasses.replace(tools["mcp__calm__say"], checked=Changing())
+        run = await r.spawn(main({"main": turns(call("mcp__calm__say", text="x"))}), "go")
+        events = [event async for event in run.events()]
+    assert results(events)[0].text == (
+        "mcp__calm__say was changed by its server while the arguments were checked, so it was not run. Call it again."
+    )
+
+
+async def test_a_server_that_sends_requests_and_reads_no_answers_is_ended(tmp_path: Path) -> None:
+    """Each request is a task, which waits until the server reads its answer."""
+    _, events = await run({"odd": program("bad", "pings", str(tmp_path))}, turns(call("mcp__odd__one")))
+    [result] = results(events)
+    assert result.text == (
+        "the MCP server 'odd' went away during the call: "
+        f"it sent more than {MAX_REQUESTS} requests without waiting for answers"
+    )
+
+
+def test_requests_of_a_server_count_until_they_are_answered_or_cancelled() -> None:
+    requests = ServerRequests()
+    for number in range(3 * MAX_REQUESTS):
+        requests.note_received(types.JSONRPCRequest(jsonrpc="2.0", id=number, method="ping"))
+        assert not requests.are_too_many
+        params = {"requestId": str(number)}
+        ends: list[Any] = [
+            types.JSONRPCResponse(jsonrpc="2.0", id=number, result={}),
+            types.JSONRPCError(jsonrpc="2.0", id=number, error=types.ErrorData(code=1, message="")),
+            types.JSONRPCNotification(jsonrpc="2.0", method="notifications/cancelled", params=params),
+        ]
+        (requests.note_received if number % 3 == 2 else requests.note_sent)(ends[number % 3])
+    for _ in range(MAX_REQUESTS + 1):  # the same id again and again
+        assert not requests.are_too_many
+        requests.note_received(types.JSONRPCRequest(jsonrpc="2.0", id=1, method="ping"))
+    assert requests.are_too_many
+
+
+async def test_blank_lines_take_no_time_of_the_event_loop(tmp_path: Path) -> None:
+    async with retinue.open(mode="yes", mcp_servers={"odd": program("bad", "blank", str(tmp_path))}) as r:
+        await r.control.prepare()
+        with limit_calls(2_000_000):
+            run = await r.spawn(main({"main": turns(call("mcp__odd__one"))}), "go")
+            events = [event async for event in run.events()]
+    assert results(events)[0].text == "at last"
+
+
+def test_only_the_first_texts_of_a_result_are_compared_with_its_data() -> None:
+    """To compare a text is to parse it, and a result may have a thousand texts."""
+    data = {"one": 1, "two": 2}
+    for before, times in ((0, 1), (3, 1), (10, 2)):
+        assert _make_text(["[]"] * before + [json.dumps(data)], data).count("two") == times
+
+
+def test_of_a_tool_that_is_left_out_no_long_name_is_kept() -> None:
+    """A page may have 64 MiB of names, and a listing has many pages."""
+    listing = ToolListing("s", None)
+    listing.add_page([types.Tool(name=f"{number}" * 5_000_000, input_schema={"type": "object"}) for number in (1, 2)])
+    found, notes = listing.make_tools()
+    assert not found and len(notes) == 2 and sum(len(tool.name) for tool in listing._kept) < 300
+
+
+async def test_data_is_indented_only_if_that_does_not_make_it_much_longer(tmp_path: Path) -> None:
+    server = program("bad", "wide", str(tmp_path))
+    _, events = await run({"odd": server}, turns(call("mcp__odd__one")), path=tmp_path / ".retinue")
+    text = Path(results(events)[0].file).read_text()
+    assert len(text) < 1_000_000 and json.loads(text)["two"] == 2  # 20 MB with the indentation
+
+
 @pytest.mark.parametrize("answered", [7, "7"])
 async def test_a_page_has_only_its_used_fields_when_its_tools_are_checked(answered: types.RequestId) -> None:
     """Each tool is checked together with the page, which may have a million other values."""
@@ -207,8 +366,9 @@ async def test_a_page_has_only_its_used_fields_when_its_tools_are_checked(answer
     list_ids: set[types.RequestId] = set()
     to_us, ours = anyio.create_memory_object_stream[SessionMessage | Exception](1)
     theirs, from_us = anyio.create_memory_object_stream[SessionMessage](1)
-    reader = LenientReader(ours, get_revision=lambda: "2025-11-25", list_ids=list_ids)
-    async with to_us, reader, from_us, ListWatcher(theirs, list_ids=list_ids) as writer:
+    shared: dict[str, Any] = {"list_ids": list_ids, "requests": ServerRequests()}
+    reader = LenientReader(ours, get_revision=lambda: "2025-11-25", on_excess=pytest.fail, **shared)
+    async with to_us, reader, from_us, SentWatcher(theirs, **shared) as writer:
         await writer.send(SessionMessage(types.JSONRPCRequest(jsonrpc="2.0", id=7, method="tools/list")))
         message = types.JSONRPCResponse(jsonrpc="2.0", id=answered, result={**page, "_meta": more, **more})
         await to_us.send(SessionMessage(message))

@@ -14,22 +14,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mcp_types as types
+import msgspec
 from jsonschema.exceptions import SchemaError
 from mcp import Client, MCPError
 from mcp.client import ClientRequestContext
-from referencing.exceptions import Unresolvable
 
 from retinue.concurrency import TaskOwner
 from retinue.core.context import Context
 from retinue.core.errors import ToolError
 from retinue.core.servers import PREFIX
 from retinue.protocol.inherited_limits import ASKER_KEY
-from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly
+from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly, SchemaUnusable
+from retinue.tools.mcp.server_messages import SCHEMA_BYTES
 from retinue.tools.mcp.server_text import cap_text, clean_server_value, describe_server_error, to_line
 
 _CURRENT: ContextVar[ServerCall | None] = ContextVar("retinue_mcp_call", default=None)
 ATTEMPTS = 3
 MOST_ASKERS = 4
+MAX_DECLINED = 1000  # questions of one call; each is written to the log
 UNCERTAIN = "It does not say for which of these calls: {calls}."
 GIVEN_UP = "{tool}: the subagent was stopped"
 SILENT = "{tool}: the server did not answer within {seconds:g} s, so the call was given up"
@@ -47,6 +49,7 @@ class ServerCall:
     limit: asyncio.Timeout | None = None
     task: asyncio.Task[types.CallToolResult] | None = None
     given_up: bool = False
+    declined: int = 0
     asking: set[asyncio.Task[types.ElicitResult]] = field(default_factory=set)
 
     def give_up(self) -> None:
@@ -141,6 +144,8 @@ class CallsInFlight:
         return types.ElicitResult(action="cancel") if asking.cancelled() else asking.result()
 
     async def _ask(self, call: ServerCall, params: types.ElicitRequestParams, note: str) -> types.ElicitResult:
+        if call.declined >= MAX_DECLINED:
+            return types.ElicitResult(action="decline")
         try:
             form = ElicitationForm(self._server, params)
         except (ValueError, AttributeError, TypeError):
@@ -150,9 +155,10 @@ class CallsInFlight:
         for _ in range(ATTEMPTS):
             answer = await call.context.ask_person(f"{PREFIX}{self._server}", fields, preview, _list_askers(params))
             if answer is None:  # a server that gets "cancel" may keep waiting for another answer
+                call.declined += 1
                 return types.ElicitResult(action="decline")
             fields = answer
-            content = form.make_content(fields)
+            content = await asyncio.to_thread(form.make_content, fields)
             if not isinstance(content, str):
                 return types.ElicitResult(action="accept", content=content)
             preview = f"{asked}\nThat answer does not fit: {content}. Edit the fields, or say no."
@@ -177,6 +183,8 @@ class ElicitationForm:
             self.fields: dict[str, Any] = {"url": to_line(params.url, 2000)}
             self.preview = f"The MCP server '{server}' wants you to open this address:\n{message}"
             return
+        if len(msgspec.json.encode(params.requested_schema)) > SCHEMA_BYTES:
+            raise ValueError(f"its form is larger than {SCHEMA_BYTES // 1024} KiB")
         self._schema = clean_server_value(params.requested_schema)
         found = self._schema.get("properties")
         named = found.items() if isinstance(found, dict) else ()
@@ -196,7 +204,7 @@ class ElicitationForm:
         }
         try:
             error = BoundedSchema(self._schema).find_error(made)
-        except (SchemaError, Unresolvable, RecursionError, SchemaTooCostly) as problem:
+        except (SchemaError, SchemaTooCostly, SchemaUnusable) as problem:
             return f"its form cannot be read: {describe_server_error(problem)}"
         if error is None:
             return made

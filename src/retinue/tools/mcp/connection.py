@@ -22,7 +22,7 @@ import mcp_types as types
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
-from retinue.concurrency import TaskOwner
+from retinue.concurrency import RateLimit, TaskOwner
 from retinue.core import secrets
 from retinue.core.errors import RetinueError, ToolError
 from retinue.core.ports import Collector
@@ -30,11 +30,17 @@ from retinue.core.servers import McpServer, fill_variables, list_variables
 from retinue.processes.group import wait_until
 from retinue.tools.command_process import PASSED_VARIABLES
 from retinue.tools.mcp.calls import CallsInFlight, ServerCall
-from retinue.tools.mcp.server_messages import MAX_MESSAGE_BYTES, BoundedBody, LenientReader, ListWatcher
+from retinue.tools.mcp.server_messages import (
+    MAX_MESSAGE_BYTES,
+    BoundedBody,
+    LenientReader,
+    SentWatcher,
+    ServerRequests,
+)
 from retinue.tools.mcp.server_output import ServerOutput
 from retinue.tools.mcp.server_program import EXIT_SECONDS, ServerProgram, StartFailed
 from retinue.tools.mcp.server_text import describe_server_error, to_line
-from retinue.tools.mcp.tool_listing import MAX_TOOLS, ListedTool, make_listed_tools
+from retinue.tools.mcp.tool_listing import ListedTool, ToolListing
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -45,6 +51,8 @@ MAX_BACK_OFF = 30.0
 STEADY_SECONDS = 60.0
 CLOSE_SECONDS = 8.0
 MAX_PAGES = 100
+LISTINGS_PER_SECOND, LISTINGS_AT_ONCE = 0.2, 10  # of a server that says again and again that its tools have changed
+STREAMS_PER_SECOND, STREAMS_AT_ONCE = 1.0, 10  # of a server at an address
 HTTP_SECONDS = 30.0
 REFUSALS = (401, 403, 407)
 State = Literal["idle", "starting", "up", "down", "given up", "closed"]
@@ -194,7 +202,7 @@ class Connection:
 
     def _make_client(self) -> Client:
         return Client(
-            _read_leniently(self._make_transport(), lambda: self.revision),
+            _read_leniently(self._make_transport(), lambda: self.revision, self._mark_broken),
             cache=None,
             client_info=types.Implementation(name="retinue", version=version("retinue")),
             elicitation_callback=self._calls.answer_elicitation,
@@ -206,7 +214,7 @@ class Connection:
         """Check a result against the tool's output schema. Replaces the SDK's check, which is not bounded."""
         tool = next((tool for tool in self.tools.values() if tool.name == name), None)
         if tool is not None:
-            tool.check_result(result)
+            await asyncio.to_thread(tool.check_result, result)
 
     def _mark_down(self, state: State, why: str) -> None:
         if self.error != why:
@@ -229,13 +237,18 @@ class Connection:
         """Keep the connection until it ends. List the tools again when they have changed."""
         followers = TaskOwner()
         followers.start(self._follow_list_changes(client))
+        listings = RateLimit(LISTINGS_PER_SECOND, LISTINGS_AT_ONCE)
+        delay = None
         try:
             while not self._closing:
-                await self._news.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await self._news.wait()
                 self._news.clear()
                 if self._broken:
                     raise RuntimeError(self._broken)
-                if self._stale:
+                delay = (listings.take() or None) if self._stale else None
+                if self._stale and delay is None:
                     self._stale = False
                     async with asyncio.timeout(self.server.startup_timeout):
                         await self._list_tools(client)
@@ -258,16 +271,17 @@ class Connection:
                     self._mark_stale()
 
     async def _list_tools(self, client: Client) -> None:
-        offered: list[types.Tool] = []
+        listing = ToolListing(self.server.name, self.server.tools)
         cursor: str | None = None
         if client.server_capabilities.tools is not None:
             for _ in range(MAX_PAGES):
                 page = await client.list_tools(cursor=cursor)
-                offered += page.tools
+                client.session._tool_output_schemas.clear()
+                await asyncio.to_thread(listing.add_page, page.tools)
                 cursor = page.next_cursor
-                if cursor is None or len(offered) > MAX_TOOLS:
+                if cursor is None or listing.is_full:
                     break
-        self.tools, self.notes = make_listed_tools(self.server.name, offered, self.server.tools)
+        self.tools, self.notes = await asyncio.to_thread(listing.make_tools)
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -331,9 +345,16 @@ class Connection:
                 self._refused = f"it answered HTTP {response.status_code}; set its credentials in {key}"
             response.stream = BoundedBody(response, on_excess=self._mark_broken)
 
+        streams_opened = RateLimit(STREAMS_PER_SECOND, STREAMS_AT_ONCE)
+
+        async def handle_request(request: httpx2.Request) -> None:
+            if request.method == "GET":  # the SDK opens a stream that has ended again, when the server says
+                await streams_opened.wait()
+
         timeout = httpx2.Timeout(HTTP_SECONDS, read=None)  # each call has its own timeout
+        hooks: dict[str, list[Any]] = {"request": [handle_request], "response": [handle_response]}
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [handle_response]}) as http,
+            httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks) as http,
             streamable_http_client(self.server.url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES) as streams,
         ):
             yield streams
@@ -343,11 +364,15 @@ class Connection:
 async def _read_leniently(
     transport: AbstractAsyncContextManager[TransportStreams],
     get_revision: Callable[[], str],
+    on_excess: Callable[[str], None],
 ) -> AsyncIterator[TransportStreams]:
     list_ids: set[types.RequestId] = set()
+    requests = ServerRequests()
     async with transport as (reading, writing):
-        reader = LenientReader(reading, get_revision=get_revision, list_ids=list_ids)
-        yield reader, ListWatcher(writing, list_ids=list_ids)
+        reader = LenientReader(
+            reading, get_revision=get_revision, list_ids=list_ids, requests=requests, on_excess=on_excess
+        )
+        yield reader, SentWatcher(writing, list_ids=list_ids, requests=requests)
 
 
 def _is_gone(error: MCPError) -> bool:

@@ -7,10 +7,12 @@ not fail the whole message.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import httpx2
 import mcp_types as types
 import msgspec
@@ -18,6 +20,7 @@ from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from mcp.shared.dispatcher import coerce_request_id
 from mcp_types import methods
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from retinue.tools.mcp.server_text import describe_invalid_part, describe_server_error, to_line
 from retinue.tools.mcp.tool_listing import MAX_TOOLS, UNREADABLE
@@ -32,7 +35,14 @@ SCHEMA_BYTES = 128 * 1024
 TOO_LARGE = f"it sent a message of more than {MAX_MESSAGE_BYTES // 1024 // 1024} MiB"
 TOO_MANY_PARTS = f"it sent a message with more than {MAX_PARTS:,} values"
 _PARTS = re.compile(rb'"[^"]*+"?|[,[{]')
+# Half of a character: an escape of half a surrogate pair without the escape of the other half.
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HALF = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_HIGH, _LOW, _HIGH, _LOW))
+_MARKS = (b'"', b",", b"[", b"{")
 MAX_BLOCKS = 1000
+MAX_REQUESTS = 256
+TOO_MANY_REQUESTS = f"it sent more than {MAX_REQUESTS} requests without waiting for answers"
+CANCELLED = "notifications/cancelled"
 _EVENT_END = re.compile(rb"(?>\r\n|\r|\n){2}")
 _UNUSED = ("_meta", "annotations", "execution", "icons")
 _USED_OF_PAGE = frozenset({"cacheScope", "nextCursor", "resultType", "tools", "ttlMs"})
@@ -45,11 +55,41 @@ def explain_excess(message: bytes) -> str:
     A parser needs up to a hundred times the bytes of a message, for the strings, lists, objects and commas in it."""
     if len(message) > MAX_MESSAGE_BYTES:
         return TOO_LARGE
-    if len(message) <= MAX_PARTS:
+    if len(message) <= MAX_PARTS or sum(map(message.count, _MARKS)) <= MAX_PARTS:
         return ""
     without_escapes = message.replace(rb"\\", b"").replace(rb"\"", b"")
     is_costly = next(islice(_PARTS.finditer(without_escapes), MAX_PARTS, None), None) is not None
     return TOO_MANY_PARTS if is_costly else ""
+
+
+def parse_server_message(line: bytes) -> types.JSONRPCMessage | None:
+    """Return the message of a line, or None. Repairs a text that was cut within a character."""
+    return _parse_message(line) or _parse_message(_replace_half_characters(line))
+
+
+def _parse_message(line: bytes) -> types.JSONRPCMessage | None:
+    try:
+        return types.jsonrpc_message_adapter.validate_python(_parse_json(line), by_name=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _parse_json(line: bytes) -> Any:
+    """Return the value of a line. Only `from_json` reads NaN and Infinity, which Python's `json` writes; only msgspec
+    reads more than 200 levels of nesting."""
+    try:
+        return from_json(line)
+    except ValueError:
+        return msgspec.json.decode(line)
+
+
+def _replace_half_characters(line: bytes) -> bytes:
+    """Remove a byte order mark and replace escaped lone surrogates: a server may cut a text within a character."""
+    line = line.removeprefix(b"\xef\xbb\xbf")
+    if rb"\u" not in line or b"\0" in line:  # JSON has no null bytes
+        return line
+    without_backslashes = line.replace(rb"\\", b"\0\0")  # so that each backslash that is left begins an escape
+    return _HALF.sub(rb"\\ufffd", without_backslashes).replace(b"\0\0", rb"\\")
 
 
 class BoundedBody(httpx2.AsyncByteStream):
@@ -90,12 +130,45 @@ class BoundedBody(httpx2.AsyncByteStream):
         return httpx2.StreamError(why)
 
 
+class ServerRequests:
+    """The requests of a server that are not answered yet. The SDK serves each in a task of its own, without a limit."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[types.RequestId] = Counter()
+
+    @property
+    def are_too_many(self) -> bool:
+        return self._counts.total() > MAX_REQUESTS
+
+    def note_received(self, message: types.JSONRPCMessage) -> None:
+        """Count a request. Forget a request that the server cancels: it gets no answer."""
+        if isinstance(message, types.JSONRPCRequest):
+            self._counts[coerce_request_id(message.id)] += 1
+        elif isinstance(message, types.JSONRPCNotification) and message.method == CANCELLED:
+            self._forget((message.params or {}).get("requestId"))
+
+    def note_sent(self, message: types.JSONRPCMessage) -> None:
+        """Forget a request that has been answered."""
+        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+            self._forget(message.id)
+
+    def _forget(self, number: Any) -> None:
+        if not isinstance(number, str | int):
+            return
+        number = coerce_request_id(number)
+        if self._counts[number] > 1:
+            self._counts[number] -= 1
+        else:
+            self._counts.pop(number, None)
+
+
 class LenientReader(ObjectReceiveStream["SessionMessage | Exception"]):
     """A stream of a server's messages. Replaces a content block or a tool that the SDK cannot read by one that says so,
     since it would fail the whole result or the whole list of tools. Bounds what the SDK's check of them can cost.
 
-    `list_ids` are the ids of the requests to list tools, added by a ListWatcher: any other result may have a field
-    `tools` too, which means nothing here."""
+    `list_ids` are the ids of the requests to list tools, added by a SentWatcher: any other result may have a field
+    `tools` too, which means nothing here. If too many of the server's own `requests` wait for an answer, calls
+    `on_excess` with the reason, and ends the stream."""
 
     def __init__(
         self,
@@ -103,10 +176,14 @@ class LenientReader(ObjectReceiveStream["SessionMessage | Exception"]):
         *,
         get_revision: Callable[[], str],
         list_ids: set[types.RequestId],
+        requests: ServerRequests,
+        on_excess: Callable[[str], None],
     ) -> None:
         self._inner = inner
         self._get_revision = get_revision
         self._list_ids = list_ids
+        self._requests = requests
+        self._on_excess = on_excess
 
     @property
     def last_context(self) -> Any:
@@ -117,7 +194,13 @@ class LenientReader(ObjectReceiveStream["SessionMessage | Exception"]):
 
     async def receive(self) -> SessionMessage | Exception:
         item = await self._inner.receive()
-        message = getattr(item, "message", None)
+        if isinstance(item, Exception):
+            return item
+        message = item.message
+        self._requests.note_received(message)
+        if self._requests.are_too_many:
+            self._on_excess(TOO_MANY_REQUESTS)
+            raise anyio.EndOfStream
         if isinstance(message, types.JSONRPCResponse):
             if isinstance(content := message.result.get("content"), list):
                 _repair_content(content)
@@ -128,12 +211,16 @@ class LenientReader(ObjectReceiveStream["SessionMessage | Exception"]):
         return item
 
 
-class ListWatcher(ObjectSendStream["SessionMessage"]):
-    """A stream of messages to a server. Adds the id of each request to list tools to `list_ids`."""
+class SentWatcher(ObjectSendStream["SessionMessage"]):
+    """A stream of messages to a server. Adds the id of each request to list tools to `list_ids`. Removes a request of
+    the server from `requests` when its answer is sent."""
 
-    def __init__(self, inner: WriteStream[SessionMessage], *, list_ids: set[types.RequestId]) -> None:
+    def __init__(
+        self, inner: WriteStream[SessionMessage], *, list_ids: set[types.RequestId], requests: ServerRequests
+    ) -> None:
         self._inner = inner
         self._list_ids = list_ids
+        self._requests = requests
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -143,6 +230,7 @@ class ListWatcher(ObjectSendStream["SessionMessage"]):
         if isinstance(message, types.JSONRPCRequest) and message.method == "tools/list":
             self._list_ids.add(coerce_request_id(message.id))  # first: the answer may come before `send` returns
         await self._inner.send(item)
+        self._requests.note_sent(message)
 
 
 def _repair_content(content: list[Any]) -> None:
@@ -167,7 +255,7 @@ def _make_note(text: str) -> dict[str, Any]:
 
 
 def _repair_tools(tools: list[Any], page: dict[str, Any], revision: str) -> None:
-    """Replace the tools of a page that the SDK would refuse; `make_listed_tools` leaves the replacements out. Drop the
+    """Replace the tools of a page that the SDK would refuse; a ToolListing leaves the replacements out. Drop the
     tools and fields of the page that are not used here: each tool is checked together with the other fields."""
     del tools[MAX_TOOLS + 1 :]
     for field in page.keys() - _USED_OF_PAGE:

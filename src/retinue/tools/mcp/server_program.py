@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import mcp_types as types
-import msgspec
 from mcp.shared.message import SessionMessage
-from pydantic_core import from_json
 
 from retinue.core.errors import RetinueError
 from retinue.processes.group import Guard, ProcessGroup, exit_code, start_group, wait_until
-from retinue.tools.mcp.server_messages import MAX_MESSAGE_BYTES, explain_excess
+from retinue.tools.mcp.server_messages import MAX_MESSAGE_BYTES, explain_excess, parse_server_message
 from retinue.tools.mcp.server_output import ServerOutput
 from retinue.tools.mcp.server_text import describe_server_error, to_line
 
@@ -30,10 +26,6 @@ if TYPE_CHECKING:
 
 CHUNK = 64 * 1024
 MAX_GARBAGE_BEFORE, MAX_GARBAGE = 5, 50
-# A surrogate pair, a lone surrogate (group 1), or any other escape.
-_ESCAPES = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
-)
 LEAVE_SECONDS = 2.0
 TERM_SECONDS = 2.0
 EXIT_SECONDS = 1.0
@@ -140,6 +132,8 @@ class ServerProgram:
         why = ""
         async with to_us:
             while not why and (chunk := await stdout.read(CHUNK)):
+                if not buffer and chunk.isspace():
+                    continue  # line after line would take the event loop's time
                 *lines, rest = chunk.split(b"\n")
                 for piece in lines:
                     buffer += piece
@@ -156,11 +150,11 @@ class ServerProgram:
 
     async def _handle_line(self, line: bytes, to_us: Any) -> str:
         """Pass a message on. Return why the connection cannot continue, or "" if it can."""
-        if not line.strip():
+        if not line or line.isspace():
             return ""
         if why := explain_excess(line):
             return why
-        message = _parse_message(line) or _parse_message(_replace_half_characters(line))
+        message = parse_server_message(line)
         if message is None:
             shown = to_line(line[:400].decode("utf-8", "replace"), 120)
             if b'"jsonrpc"' in line:  # it may be an answer, but nobody knows to which call
@@ -196,25 +190,3 @@ class ServerProgram:
 
 class StartFailed(RetinueError):
     """The server cannot be started, and another attempt would not help."""
-
-
-def _parse_message(line: bytes) -> types.JSONRPCMessage | None:
-    """Return the message of a line, or None."""
-    try:
-        return types.jsonrpc_message_adapter.validate_python(_parse_json(line), by_name=False)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _parse_json(line: bytes) -> Any:
-    """Return the value of a line. Only `from_json` reads NaN and Infinity, which Python's `json` writes; only msgspec
-    reads more than 200 levels of nesting."""
-    try:
-        return from_json(line)
-    except ValueError:
-        return msgspec.json.decode(line)
-
-
-def _replace_half_characters(line: bytes) -> bytes:
-    """Remove a byte order mark and replace escaped lone surrogates: a server may cut a text within a character."""
-    return _ESCAPES.sub(lambda found: b"\\ufffd" if found[1] else found[0], line.removeprefix(b"\xef\xbb\xbf"))

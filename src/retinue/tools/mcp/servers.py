@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import mcp_types as types
 import msgspec
@@ -33,8 +34,12 @@ from retinue.tools.mcp.tool_listing import RUN_ID, ListedTool
 
 PATIENCE_SECONDS = 2.0
 GONE = "{tool}: the MCP server '{server}' has no such tool any more"
+CHANGED = "{tool} was changed by its server while the arguments were checked, so it was not run. Call it again."
 LACKS = "The tools of the MCP server '{server}' are not available."
 LACKS_ONE = "The tool {entry} is not available."
+INDENTS = 100_000  # levels of indentation in all lines of a JSON text, or
+INDENTS_PER_BYTE = 5  # if it is long, for each byte of it
+REPEATS = 4  # parts of a result that are compared with its data, for which they are parsed
 MAX_FILE_BYTES = 64 * 1024 * 1024
 Spill = Callable[[str], Path]
 
@@ -59,7 +64,9 @@ class ConnectedTool:
             raise ToolError(connection.unavailable_reason)
         if listed is None:
             raise ToolError(GONE.format(tool=self._name, server=connection.server.name))
-        args = listed.check_arguments(args)
+        args = await asyncio.to_thread(listed.check_arguments, args)
+        if self.spec.seal != listed.spec.seal:
+            raise ToolError(CHANGED.format(tool=self._name))
         collector, run_id = connection.collector, ""
         meta = {} if collector is None else dict(collector.meta(ref))
         seconds = None if listed.runs_agents else connection.server.timeout  # an agent may take as long as its run
@@ -72,7 +79,7 @@ class ConnectedTool:
         outcome: Outcome | None = None
         try:
             result = await connection.call_tool(listed.name, args, call)
-            outcome = _make_outcome(result, context.spill)
+            outcome = await _make_outcome(result, context.spill)
         except ToolError as error:
             outcome = Outcome(str(error), success=False)
             raise
@@ -109,7 +116,7 @@ class McpServers:
             )
             for server in servers
         }
-        self._tools: dict[str, ConnectedTool] = {}
+        self._tools: WeakValueDictionary[str, ConnectedTool] = WeakValueDictionary()  # those that a run has
 
     async def ready(self, profile: Profile | str | None, say: Callable[[str], object] | None = None) -> None:
         needed = self._find_needed_servers(profile)
@@ -197,18 +204,25 @@ def _matches_entry(entry: str, tool: str, server: str) -> bool:
     return entry == tool or entry in (f"{PREFIX}{server}", f"{PREFIX}{server}__*")
 
 
-def _make_outcome(result: types.CallToolResult, spill: Spill) -> Outcome:
+async def _make_outcome(result: types.CallToolResult, spill: Spill) -> Outcome:
     """Make the Outcome of a call. `spill` returns the path of a new file of the calling run."""
     parts = [part for block in result.content for part in _render_block(block, spill)]
     data = result.structured_content
-    if data is not None and not any(_is_same_data(part, data) for part in parts):
-        parts.append(strip_unseen(msgspec.json.format(msgspec.json.encode(data), indent=2).decode()))
-    return Outcome("\n".join(parts), success=not result.is_error, data=data)
+    text = await asyncio.to_thread(_make_text, parts, data)  # a large one takes seconds
+    return Outcome(text, success=not result.is_error, data=data)
+
+
+def _make_text(parts: list[str], data: Any) -> str:
+    """Return the text of a result: its parts, and its data unless a part repeats them."""
+    parts = [strip_unseen(part) for part in parts]
+    if data is not None and not any(_is_same_data(part, data) for part in parts[:REPEATS]):
+        parts.append(strip_unseen(_format_data(data)))
+    return "\n".join(parts)
 
 
 def _render_block(block: types.ContentBlock, spill: Spill) -> Iterator[str]:
     if isinstance(block, types.TextContent):
-        yield strip_unseen(block.text)
+        yield block.text
     elif isinstance(block, types.ImageContent):
         yield _save_base64("image", block.data, block.mime_type, spill)
     elif isinstance(block, types.AudioContent):
@@ -219,7 +233,7 @@ def _render_block(block: types.ContentBlock, spill: Spill) -> Iterator[str]:
     elif isinstance(block.resource, types.TextResourceContents):
         resource, data = block.resource, block.resource.text.encode("utf-8", "replace")
         yield _save_file("resource", data, resource.mime_type or "text/plain", spill, to_line(resource.uri))
-        yield strip_unseen(resource.text)
+        yield resource.text
     else:
         blob = block.resource
         yield _save_base64("resource", blob.blob, blob.mime_type or "", spill, to_line(blob.uri))
@@ -243,6 +257,29 @@ def _save_file(kind: str, data: bytes, mime: str, spill: Spill, name: str = "") 
     except (OSError, RetinueError) as error:
         return f"[{what}: not kept, {getattr(error, 'strerror', None) or error}]"
     return f"[{what} in {path}]"
+
+
+def _format_data(data: Any) -> str:
+    """Return data as indented JSON, or without indentation if many levels would make it much longer."""
+    encoded = msgspec.json.encode(data)
+    if _count_indents(data) > max(INDENTS, INDENTS_PER_BYTE * len(encoded)):
+        return encoded.decode()
+    return msgspec.json.format(encoded, indent=2).decode()
+
+
+def _count_indents(data: Any) -> int:
+    """Return the sum of the levels of all values."""
+    total, level, values = 0, 0, [data]
+    while values:
+        total += level * len(values)
+        level += 1
+        values = [
+            member
+            for value in values
+            if isinstance(value, dict | list)
+            for member in (value.values() if isinstance(value, dict) else value)
+        ]
+    return total
 
 
 def _is_same_data(text: str, data: Any) -> bool:

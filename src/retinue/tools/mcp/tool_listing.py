@@ -15,17 +15,18 @@ from typing import Any
 import mcp_types as types
 import msgspec
 from jsonschema.exceptions import SchemaError
-from referencing.exceptions import Unresolvable
 
 from retinue.core.errors import ToolError
 from retinue.core.messages import ToolSpec
 from retinue.core.servers import PREFIX
-from retinue.tools.bounded_schema import BoundedSchema, SchemaTooCostly
+from retinue.tools.bounded_schema import CHECK_STEPS, BoundedSchema, SchemaTooCostly, SchemaUnusable, Steps
 from retinue.tools.mcp.server_text import cap_text, clean_server_value, describe_server_error, to_line
 
 RUN_ID = "runId"
 MAX_NAME = 64
 MAX_TOOLS = 512
+LISTING_STEPS = 4_000_000
+TOO_MUCH = "its server has too many or too large tools to read them all"
 UNREADABLE = "retinue/unreadable"  # in `_meta`: why the SDK cannot read what the server sent for this tool
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -45,17 +46,18 @@ class ListedTool:
         """Return the arguments to send. Drop a null for an optional argument that may not be null: models write it for
         arguments they leave out.
 
-        Raises ToolError for invalid arguments. If the schema has unresolvable references or takes too long to check,
-        the server has to check the arguments."""
+        Raises ToolError for invalid arguments. If the schema cannot be used or takes too long to check, the server has
+        to check the arguments."""
+        steps = Steps(CHECK_STEPS)
         properties, required = self.spec.schema.get("properties") or {}, self.spec.schema.get("required") or ()
         args = {
             name: value
             for name, value in args.items()
-            if value is not None or name in required or not self._refuses_null(properties.get(name))
+            if value is not None or name in required or not self._refuses_null(properties.get(name), steps)
         }
         try:
-            error = self.checked.find_error(args)
-        except (Unresolvable, RecursionError, SchemaTooCostly):
+            error = self.checked.find_error(args, steps)
+        except (SchemaTooCostly, SchemaUnusable):
             return args
         if error is not None:
             where = "".join(f"[{part!r}]" for part in error.absolute_path)
@@ -74,50 +76,96 @@ class ListedTool:
             error = self.output.find_error(result.structured_content)
         except SchemaTooCostly:
             return
-        except (Unresolvable, RecursionError) as problem:
+        except SchemaUnusable as problem:
             raise ToolError(
                 f"{self.spec.name}: its result cannot be checked: {describe_server_error(problem)}"
             ) from None
         if error is not None:
             raise ToolError(f"{self.spec.name}: the server's result does not fit its schema: {to_line(error.message)}")
 
-    def _refuses_null(self, about: Any) -> bool:
+    def _refuses_null(self, about: Any, steps: Steps) -> bool:
         try:
-            return isinstance(about, dict) and self.checked.find_part_error(about, None) is not None
-        except (Unresolvable, RecursionError, SchemaTooCostly):
+            return isinstance(about, dict) and self.checked.find_part_error(about, None, steps) is not None
+        except (SchemaTooCostly, SchemaUnusable):
             return False
 
 
-def make_listed_tools(
-    server: str, offered: Sequence[types.Tool], wanted: Sequence[str] | None
-) -> tuple[dict[str, ListedTool], list[str]]:
-    """Return the tools by their names for models, and a text for each tool that was left out or is missing."""
-    found: dict[str, ListedTool] = {}
-    left_out = []
-    for tool in offered[:MAX_TOOLS]:
-        if wanted is not None and not any(fnmatchcase(tool.name, pattern) for pattern in wanted):
-            continue
+@dataclass(frozen=True)
+class _LeftOut:
+    """A tool that is not kept, and why. Its name may be long, so only its beginning is kept."""
+
+    name: str
+    why: str
+
+
+class ToolListing:
+    """The tools of a server's list, page by page. Reading and checking them all takes a bounded number of steps, where
+    a byte of a tool counts as a step. It may take seconds, so it is done in a thread.
+
+    `wanted` are the names or patterns of the tools to use. `is_full` says that no further page is used."""
+
+    def __init__(self, server: str, wanted: Sequence[str] | None) -> None:
+        self.is_full = False
+        self._server = server
+        self._wanted = wanted
+        self._missing = set(wanted or ())
+        self._count = 0
+        self._steps = Steps(LISTING_STEPS)
+        self._kept: list[types.Tool | _LeftOut] = []
+
+    def add_page(self, tools: Sequence[types.Tool]) -> None:
+        """Keep the wanted tools of a page, as far as the steps allow."""
+        for tool in tools:
+            if self._count == MAX_TOOLS:
+                self.is_full = True
+                return
+            self._count += 1
+            matching = {pattern for pattern in self._wanted or () if fnmatchcase(tool.name, pattern)}
+            self._missing -= matching
+            if self._wanted is not None and not matching:
+                continue
+            try:
+                self._steps.take(len(_encode(tool, tool.output_schema)))
+                self._kept.append(tool)
+            except SchemaTooCostly:
+                self._kept.append(_LeftOut(to_line(tool.name, 80), TOO_MUCH))
+            except (ValueError, RecursionError) as error:
+                self._kept.append(_LeftOut(to_line(tool.name, 80), describe_server_error(error)))
+
+    def make_tools(self) -> tuple[dict[str, ListedTool], list[str]]:
+        """Return the tools by their names for models, and a text for each tool that was left out or is missing."""
+        found: dict[str, ListedTool] = {}
+        notes = []
+        for tool in self._kept:
+            try:
+                made = self._make_tool(tool)
+                if made.spec.name in found:
+                    raise ValueError("another one has the same name")
+                found[made.spec.name] = made
+            except (ValueError, RecursionError, SchemaError) as error:
+                why = to_line(error.message) if isinstance(error, SchemaError) else describe_server_error(error)
+                notes.append(f"its tool '{to_line(tool.name, 80)}' is left out: {why}")
+        if self.is_full:
+            notes.append(f"its other tools are left out: {MAX_TOOLS} are enough")
+        notes += [
+            f"it has no tool '{pattern}', which mcp_servers.{self._server}.tools names"
+            for pattern in self._wanted or ()
+            if pattern in self._missing
+        ]
+        return found, notes
+
+    def _make_tool(self, tool: types.Tool | _LeftOut) -> ListedTool:
+        if isinstance(tool, _LeftOut):
+            raise ValueError(tool.why)
         try:
-            made = _make_listed_tool(server, tool)
-        except (ValueError, RecursionError, SchemaError) as error:
-            why = to_line(error.message) if isinstance(error, SchemaError) else describe_server_error(error)
-            left_out.append(f"its tool '{to_line(tool.name, 80)}' is left out: {why}")
-            continue
-        if made.spec.name in found:
-            left_out.append(f"its tool '{to_line(tool.name, 80)}' is left out: another one has the same name")
-            continue
-        found[made.spec.name] = made
-    if len(offered) > MAX_TOOLS:
-        left_out.append(f"its other tools are left out: {MAX_TOOLS} are enough")
-    left_out += [
-        f"it has no tool '{pattern}', which mcp_servers.{server}.tools names"
-        for pattern in wanted or ()
-        if not any(fnmatchcase(tool.name, pattern) for tool in offered)
-    ]
-    return found, left_out
+            return _make_listed_tool(self._server, tool, self._steps)
+        except SchemaTooCostly:
+            if self._steps.left > 0:
+                raise
+            raise SchemaTooCostly(TOO_MUCH) from None
 
 
-def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
+def _make_listed_tool(server: str, tool: types.Tool, steps: Steps) -> ListedTool:
     if tool.meta is not None and UNREADABLE in tool.meta:
         raise ValueError(str(tool.meta[UNREADABLE]))
     schema = clean_server_value(tool.input_schema)
@@ -127,7 +175,7 @@ def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
     if runs_agents:
         schema = _remove_property(schema, RUN_ID)
     output = tool.output_schema or {}
-    checked = BoundedSchema(schema)
+    checked = BoundedSchema(schema, steps)
     spec = ToolSpec(
         make_model_name(server, tool.name),
         cap_text(tool.description or ""),
@@ -142,7 +190,7 @@ def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
         spec=spec,
         checked=checked,
         runs_agents=runs_agents,
-        output=BoundedSchema(output) if output else None,
+        output=BoundedSchema(output, steps) if output else None,
     )
 
 
@@ -156,8 +204,12 @@ def make_model_name(server: str, tool: str) -> str:
 
 def compute_seal(tool: types.Tool) -> str:
     """Hash the server's description of the tool. An approval of the tool holds only for this description."""
-    said = [tool.name, tool.title or "", tool.description or "", tool.input_schema]
-    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()[:32]
+    return hashlib.sha256(_encode(tool)).hexdigest()[:32]
+
+
+def _encode(tool: types.Tool, *more: Any) -> bytes:
+    said = [tool.name, tool.title or "", tool.description or "", tool.input_schema, *more]
+    return msgspec.json.encode(said, order="deterministic")
 
 
 def _wants_run_id(schema: dict[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """Servers that misbehave, each in a way of its own: `python bad.py WAY FOLDER`, where the way is exits, garbage, hangs,
 dies, noisy, endless, asks, half, deep, mixed, flood, packed, nan, extra, nested, lame, unreadable, modern
-(unreadable, of 2026-07-28), unlisted, crowd or bomb.
+(unreadable, of 2026-07-28), unlisted, crowd, costly, pings, blank, wide, restless,
+nags or bomb.
 
 They speak the protocol by hand, so that they can break it, and count their lives in FOLDER."""
 
@@ -67,6 +68,12 @@ def page() -> dict[str, Any]:
         ]
         icons = {**tools()[0], "icons": [0] * 1000, "outputSchema": {**schema, "required": [0] * 200_000}}
         return {"tools": [*wrong, icons, *([{"name": "again", "inputSchema": schema}] * 1000)]}
+    if MODE == "costly":
+        schema = {"type": "object", "anyOf": [True] * 20_000}
+        again = {"type": "object", "not": {"anyOf": [True] * 2000}}
+        heavy = [{"name": f"heavy{number}", "inputSchema": schema} for number in range(8)]
+        light = [{"name": f"light{number}", "inputSchema": {**again, "title": str(number)}} for number in range(8)]
+        return {"tools": [tools()[0], *light[:1], *heavy, *light[1:]]}
     if MODE not in ("unreadable", "modern"):
         return {"tools": tools()}
     schema = {"type": "object"}
@@ -99,7 +106,12 @@ def serve(life: int) -> None:
                 number, {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": about, **more}
             )
         elif method == "tools/list":
+            if MODE == "restless":
+                with (FOLDER / "listings").open("a") as file:
+                    file.write("x")
             answer(number, page())
+            if MODE == "restless":
+                print(json.dumps({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}), flush=True)
         elif method == "server/discover" and MODE == "modern":
             answer(number, {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **MODERN})
         elif method == "tools/call" and MODE == "dies" and life < int(os.environ.get("LIVES", "2")):
@@ -125,6 +137,25 @@ def serve(life: int) -> None:
         elif method == "tools/call" and MODE == "packed":  # more values in a text than a message may have
             text = {"type": "text", "text": f"[{'[],' * 1_000_000}[]]"}
             answer(number, {"content": [text], "structuredContent": {"one": 1, "two": 2}})
+        elif method == "tools/call" and MODE == "pings":
+            for ping in range(20_000):
+                sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": f"p{ping}", "method": "ping"}) + "\n")
+            answer(number, {"content": []})
+        elif method == "tools/call" and MODE == "nags":
+            schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
+            said = [
+                ask(f"e{nag}", "elicitation/create", {"message": "Really?", "requestedSchema": schema})["action"]
+                for nag in range(120)
+            ]
+            answer(number, {"content": [{"type": "text", "text": " ".join(sorted(set(said)))}]})
+        elif method == "tools/call" and MODE == "blank":
+            sys.stdout.write("\n" * 3_000_000)
+            answer(number, {"content": [{"type": "text", "text": "at last"}]})
+        elif method == "tools/call" and MODE == "wide":
+            wide: Any = [0] * 100_000
+            for _ in range(100):
+                wide = [wide]
+            answer(number, {"content": [], "structuredContent": {"one": wide, "two": 2}})
         elif method == "tools/call" and MODE == "nan":  # as Python writes it, although it is not JSON
             answer(number, {"content": [], "structuredContent": {"one": float("nan"), "two": float("inf")}})
         elif method == "tools/call" and MODE == "nested":
