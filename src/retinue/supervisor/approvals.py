@@ -107,9 +107,11 @@ class Approvals:
         preview: Preview | str,
         verdict: Verdict,
         runs_here: bool = True,
+        on_asked: Callable[[str], object] = lambda _: None,
     ) -> Decision:
         """Decide about a call that the policy does not simply allow. The decision is written before it takes
-        effect. The start of a call that does not run here is for its peer to report."""
+        effect. The start of a call that does not run here is for its peer to report. `on_asked` is called with the id
+        of the question, if a person is asked."""
         standing = _find_standing(run, call, spec, verdict)
         if verdict.what != "ask" or standing:
             rule = standing or verdict.rule
@@ -138,6 +140,7 @@ class Approvals:
             rule=_derive_rule(run, call, self._project, spec.seal) if has_rule else "",
             digest=_digest_call(run, call),
         )
+        on_asked(asked.approval_id)
         decision = await self._ask(run, call, spec, redact(asked))
         if isinstance(decision, Allow) and runs_here:
             await write_started(run, call)
