@@ -136,8 +136,9 @@ class A2aRun:
         self._fold = UpdateFold(reference.task)
         self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # the other Retinue's open questions, with their runs
         self._inbox: asyncio.Queue[Report] = asyncio.Queue()
-        self._input: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # a question's id and its answer
-        self._answered = ""  # the last question with an answer
+        self._answer = ""  # to the agent's last question that has an answer
+        self._answered = ""  # the id of this question
+        self._goes_on = asyncio.Event()  # set when the agent's question was answered, or withdrawn outside its streams
         self._confirmed = asyncio.Event()
         if reference.task:
             self._confirmed.set()
@@ -194,11 +195,11 @@ class A2aRun:
                     why = "its stream ended before the task did"
                     if not self._known.task and not self._known.typed:
                         raise Disconnected(f"{UNKNOWN_START}: {why}")
+                    if self._fold.needs_input:
+                        continue
                 except (Unreachable, A2AClientError, httpx.HTTPError) as error:
                     why = _explain(error)
                     tries = self._check_lost(error, tries)
-                if self._fold.needs_input:
-                    continue
                 vain = vain + 1 if time.monotonic() - began < LONGEST_WAIT else 0
                 wait = FIRST_WAIT if self._seen_at > began else min(wait * 2, LONGEST_WAIT)
                 if time.monotonic() - self._seen_at + wait > self._agent.reconnect_timeout or vain > MOST_VAIN:
@@ -245,7 +246,9 @@ class A2aRun:
         return NO_ENTRY.format(status=status, auth=auth)
 
     async def _read_once(self) -> AsyncGenerator[Report]:
-        """Read one stream of the task to its end, of whichever kind is available."""
+        """Read one stream of the task, of whichever kind is available, until it ends or the user answers the agent's
+        question. First wait for the answer to an open question."""
+        await self._wait_for_input()
         await self._connection.open()
         extension = self._connection.extension
         is_typed = extension is not None
@@ -254,7 +257,10 @@ class A2aRun:
             self._known = msgspec.structs.replace(self._known, typed=is_typed)
         is_heard = False
         try:
-            async with aclosing(self._open_stream()) as updates:
+            async with (
+                aclosing(self._open_stream()) as stream,
+                aclosing(self._read_until_answer(stream)) as updates,
+            ):
                 async for update in updates:
                     self._seen_at, is_heard = time.monotonic(), True
                     await self._rate.wait()
@@ -265,13 +271,42 @@ class A2aRun:
             if is_heard:  # the agent was connected until now, even if silent
                 self._seen_at = time.monotonic()
 
+    async def _wait_for_input(self) -> None:
+        """Wait, without a timeout, while the agent's question has no answer."""
+        if self._fold.needs_input and not self._fold.is_answered:
+            self._goes_on.clear()
+            await self._goes_on.wait()
+            self._seen_at = time.monotonic()
+        self._goes_on.clear()
+
+    async def _read_until_answer(self, stream: AsyncGenerator[StreamResponse]) -> AsyncGenerator[StreamResponse]:
+        """Yield the updates of a stream until it ends, or until the user answers the agent's question: some agents keep
+        the stream open, and the answer must not wait for its end. The state of the task then replaces the rest."""
+        async with TaskOwner() as owner:
+            going_on = owner.start(self._goes_on.wait())
+            reading = owner.start(_next(stream))
+            await asyncio.wait([reading])  # without `going_on`, because the request of the stream must arrive
+            while reading.done():
+                try:
+                    update = reading.result()
+                except StopAsyncIteration:
+                    return
+                yield update
+                reading = owner.start(_next(stream))
+                await asyncio.wait([reading, going_on], return_when=asyncio.FIRST_COMPLETED)
+        with suppress(A2AError, RetinueError, httpx.HTTPError, TimeoutError, *MALFORMED):
+            async with asyncio.timeout(self._agent.timeout):
+                task = await self._look_up(await self._connection.get_client(streaming=False))
+            yield StreamResponse(task=task)
+
     async def _open_stream(self) -> AsyncGenerator[StreamResponse]:
         """Request the task, or the rest of its updates."""
         streaming = self._connection.card.capabilities.streaming
         client = await self._connection.get_client(streaming=streaming)
-        if self._fold.needs_input:
-            request = self._make_message([Part(text=await self._wait_for_input())])
-            stream = client.send_message(request, context=await self._make_context())
+        if self._fold.is_answered:
+            context = await self._make_context()
+            self._fold.mark_sent()
+            stream = client.send_message(self._make_message([Part(text=self._answer)]), context=context)
         elif not self._known.task:
             if not self._is_new and not self._known.typed:
                 raise Disconnected(UNKNOWN_START)
@@ -402,15 +437,6 @@ class A2aRun:
             headers["traceparent"] = self._request.limits.traceparent
         return await self._connection.make_context(**headers)
 
-    async def _wait_for_input(self) -> str:
-        """Wait, without a timeout, for the user's answer to the agent's question."""
-        question = text = ""
-        while question != self._fold.question:  # the agent has asked again before the answer was sent
-            question, text = await self._input.get()
-        self._fold.mark_answered()
-        self._seen_at = time.monotonic()
-        return text
-
     # Commands
 
     async def send(self, run: str, text: str) -> None:
@@ -437,10 +463,13 @@ class A2aRun:
         await self._tell([answer], repeats=True)
 
     def _give_input(self, question: str, text: str) -> None:
-        if question in (self._answered, "") or question != self._fold.question:
+        """Send the answer next. It is also sent if the agent has just gone on without it, but not if the agent has
+        asked another question."""
+        if question == self._answered or question != self._fold.newest_question:
             raise Undelivered(NOT_OPEN)
-        self._answered = question
-        self._input.put_nowait((question, text))
+        self._answered, self._answer = question, text
+        self._fold.mark_answered()
+        self._goes_on.set()
 
     async def _tell(self, parts: list[Part], run: str = STARTED, *, repeats: bool = False) -> None:
         """Send a message to the task, or to a run below it, during its stream. `repeats` sends it again while the
@@ -494,9 +523,12 @@ class A2aRun:
             async with asyncio.timeout(A2aAdapter.grace):
                 await self._confirmed.wait()
                 task = await self._repeat(cancel_task)
-            if not self._known.typed:  # an agent that waits for input has no open stream
+            if not self._known.typed:  # an agent that waits for input may have no open stream
+                was_asking = self._fold.needs_input
                 for report in self._fold.apply(StreamResponse(task=task)):
                     self._inbox.put_nowait(report)
+                if was_asking and not self._fold.needs_input:
+                    self._goes_on.set()
 
     def _give_up(self) -> None:
         lost = RunEnded("disconnected", UNCANCELLED, 0, error_details=UNCANCELLED)
@@ -520,8 +552,8 @@ class A2aRun:
             wait = min(wait * 2, LONGEST_WAIT)
 
 
-async def _next(reports: AsyncGenerator[Report]) -> Report:
-    return await anext(reports)  # a coroutine, as a task needs
+async def _next(items: AsyncGenerator[T]) -> T:
+    return await anext(items)  # a coroutine, as a task needs
 
 
 def _is_unsent(error: Exception) -> bool:
