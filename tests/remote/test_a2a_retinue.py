@@ -160,6 +160,21 @@ async def test_a_question_two_servers_away_is_answered_at_the_root(tmp_path: Pat
     assert len({body.trace_id for body in bodies(events, RunSpawned)}) == 1
 
 
+async def test_a_call_there_is_not_made_if_the_user_allows_it_with_other_arguments_only(tmp_path: Path) -> None:
+    """The answer that goes to the server is about the call that was shown, so it must not be a yes."""
+    argocd = make_argocd(DEPLOYS)
+    async with serve(tmp_path / "there", argocd, asks_client=True) as server, supervise(tmp_path / "h") as supervisor:
+        run = await supervisor.spawn(make_profile(server.url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                edited = Allow(args={"target": "staging"})
+                assert await supervisor.answer(event.body.approval_id, edited, by="user") == "taken"
+        events = await read_run(run)
+    [decided], ending = bodies(events, ApprovalDecided), bodies(events, RunEnded)[0]
+    assert (decided.allowed, decided.args, bodies(events, ToolStarted)) == (False, None, [])
+    assert '"staging"' in decided.reason and decided.reason in ending.final_response
+
+
 async def test_a_server_that_wants_a_token_is_told_at_once(tmp_path: Path) -> None:
     tokens = {"alice": "a" * 32}
     async with (
