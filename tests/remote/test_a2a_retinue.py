@@ -1,6 +1,7 @@
 """Runs at another retinue over A2A: its whole tree is visible, bounded and answerable from here, also after a cut."""
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from retinue.core.events import (
     ToolCall,
     ToolResult,
     ToolStarted,
+    encode_event,
 )
 from retinue.core.messages import RunRef
 from retinue.core.remote_agents import A2aAgent
@@ -31,7 +33,7 @@ from retinue.remote.a2a import adapter
 from retinue.remote.port import RemoteRequest
 from retinue.testing import scripted
 from tests.gates import until
-from tests.remote.a2a_kit import Proxy, bind
+from tests.remote.a2a_kit import Proxy, bind, serve_hand
 from tests.remote.test_a2a import bodies, make_profile, read_run, supervise
 from tests.surfaces.a2a.kit import (
     VERSION_TOOL,
@@ -173,6 +175,30 @@ async def test_a_call_there_is_not_made_if_the_user_allows_it_with_other_argumen
     [decided], ending = bodies(events, ApprovalDecided), bodies(events, RunEnded)[0]
     assert (decided.allowed, decided.args, bodies(events, ToolStarted)) == (False, None, [])
     assert '"staging"' in decided.reason and decided.reason in ending.final_response
+
+
+@pytest.mark.parametrize("name", ["q", "q" * 300])
+async def test_an_answer_is_bound_to_the_question_that_was_shown(tmp_path: Path, name: str) -> None:
+    """The other side asks twice with one id, or with two long ids of one beginning, and in two runs."""
+    asks = [
+        Event(1, "t", 0, "/main", "main", 1.0, ApprovalAsked(name, "c", "x", {"number": 1}, digest="first")),
+        Event(2, "t", 0, "/main", "main", 1.0, ApprovalAsked(name[:200], "c", "x", {"number": 2}, digest="second")),
+        Event(3, "t", 7, "/main/x", "x", 1.0, ApprovalAsked(name, "c", "x", {"number": 3}, digest="third")),
+        Event(4, "t", 7, "/main/x", "x", 1.0, ApprovalDecided(name, "c", False)),
+        Event(5, "t", 0, "/main", "main", 1.0, Message("that is all")),
+    ]
+    async with serve_hand() as (url, hand, _), supervise(tmp_path) as supervisor:
+        run = await supervisor.spawn(make_profile(url), Task("go"))
+        for event in asks:
+            hand.send(json.loads(encode_event(event)))
+        async for event in run.events():
+            if isinstance(event.body, Message):
+                [asked] = await supervisor.pending()
+                assert asked.args == {"number": 1}
+                assert await supervisor.answer(asked.id, Allow(), by="user") == "taken"
+                given = await asyncio.wait_for(hand.answers.get(), 30)
+                hand.send(json.loads(encode_event(Event(6, "t", 0, "/main", "main", 1.0, RunEnded("done", "x", 0)))))
+    assert (given["approval_id"], given["digest"]) == (name, "first")
 
 
 async def test_a_server_that_wants_a_token_is_told_at_once(tmp_path: Path) -> None:

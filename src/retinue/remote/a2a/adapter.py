@@ -53,6 +53,7 @@ from retinue.protocol.notices import remove_plans
 from retinue.remote.a2a.connection import MALFORMED, PeerConnection, Unreachable, refuse_malformed
 from retinue.remote.a2a.updates import ENDINGS, UpdateFold
 from retinue.remote.port import STARTED, Capabilities, RemoteRequest, Report, Undelivered, make_report
+from retinue.remote.validator import ID_CHARACTERS
 
 NAME_CHARACTERS = 300
 FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
@@ -134,7 +135,7 @@ class A2aRun:
         self._is_asked = not is_new  # True if the message may have reached the agent
         self._can_answer = False
         self._fold = UpdateFold(reference.task)
-        self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # the other Retinue's open questions, with their runs
+        self._asked: dict[tuple[str, str], ApprovalAsked] = {}  # the other Retinue's open questions, by run and id
         self._inbox: asyncio.Queue[Report] = asyncio.Queue()
         self._answer = ""  # to the agent's last question that has an answer
         self._answered = ""  # the id of this question
@@ -379,10 +380,11 @@ class A2aRun:
         if isinstance(body, RunResumed):
             return self._withdraw_questions(report.run)
         if isinstance(body, ApprovalAsked):
-            if len(self._asked) < MOST_ASKED:
-                self._asked[body.approval_id] = report.run, msgspec.structs.replace(body, args={}, preview="")
+            if len(self._asked) < MOST_ASKED:  # the first question with an id is the one that is shown
+                place = report.run, body.approval_id[:ID_CHARACTERS]
+                self._asked.setdefault(place, msgspec.structs.replace(body, args={}, preview=""))
         elif isinstance(body, ApprovalDecided):
-            self._asked.pop(body.approval_id, None)
+            self._asked.pop((report.run, body.approval_id[:ID_CHARACTERS]), None)
         elif isinstance(body, RunEnded) and report.run == STARTED:
             self._fold.mark_ended()
             body = msgspec.structs.replace(body, final_response=remove_plans(body.final_response))
@@ -391,9 +393,7 @@ class A2aRun:
     def _withdraw_questions(self, run: str) -> list[Report]:
         """Return reports that withdraw the questions of a resumed run. The run asks again if it still needs an
         answer."""
-        void = [asked for of, asked in self._asked.values() if of == run]
-        for asked in void:
-            del self._asked[asked.approval_id]
+        void = [self._asked.pop(place) for place in list(self._asked) if place[0] == run]
         return [
             Report(run, ApprovalDecided(asked.approval_id, asked.call_id, allowed=False, reason=ASKED_AGAIN))
             for asked in void
@@ -456,10 +456,10 @@ class A2aRun:
         if not self._known.typed:
             self._give_input(approval_id, _format_decision(decision))
             return
-        if approval_id not in self._asked:
+        asked = self._asked.pop((run, approval_id), None)
+        if asked is None:
             raise Undelivered(NOT_OPEN)
-        _, asked = self._asked.pop(approval_id)
-        answer = Part(data=ParseDict(make_answer(approval_id, asked.digest, decision), Value()))
+        answer = Part(data=ParseDict(make_answer(asked.approval_id, asked.digest, decision), Value()))
         await self._tell([answer], repeats=True)
 
     def _give_input(self, question: str, text: str) -> None:
