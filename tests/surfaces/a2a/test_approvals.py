@@ -98,6 +98,20 @@ async def test_nothing_but_the_bound_data_part_is_a_yes(tmp_path: Path) -> None:
     assert [(body.success, "not today" in body.text) for body in results] == [(False, True)]
 
 
+async def test_a_message_that_is_sent_again_is_not_answered_with_an_old_question(tmp_path: Path) -> None:
+    """The client has lost the response to its message. The task asks the next question by now."""
+    calls = [{"tools": [{"name": "deploy", "args": {"target": name}}]} for name in ("one", "two")]
+    script: dict[str, Any] = {"argocd": [*calls, {"text": "both"}]}
+    async with serve(tmp_path, make_argocd(script), asks_client=True) as server, connect(server) as client:
+        begins = make_request("deploy")
+        events = [event async for event in client.send_message(begins)]
+        answers = make_request("", task_id=events[0].task.id, parts=[answer(question_of(events))])
+        asked = [
+            question_of([event async for event in client.send_message(each)]) for each in (answers, answers, begins)
+        ]
+    assert [each["args"]["target"] for each in asked] == ["two"] * 3
+
+
 async def test_either_all_answers_of_a_message_count_or_none(tmp_path: Path) -> None:
     calls = [{"name": "deploy", "args": {"target": name}} for name in ("one", "two")]
     script: dict[str, Any] = {"argocd": [{"tools": calls}, {"text": "both"}]}

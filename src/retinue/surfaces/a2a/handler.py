@@ -212,7 +212,7 @@ class TaskHandler(RequestHandler):
 
     async def _find_question(self, task: ServedTask, answer: ApprovalAnswer) -> Approval:
         """Return the open question that a client answers. The digest must match, so a client can allow only the call
-        it was shown."""
+        it was shown, as it was shown."""
         if not self._options.asks_client:
             raise UnsupportedOperationError(NOT_ASKED)
         asked = {question.id: question for question in await self._control.pending(task.tree)}.get(answer.approval_id)
@@ -290,10 +290,19 @@ class TaskHandler(RequestHandler):
                 if not isinstance(item, Delta):
                     seq = item.seq
                 for update in fold.apply(item):
-                    if seq > after:
-                        yield update
-                        if pauses and _asks_input(update):
-                            return
+                    if seq <= after:
+                        continue
+                    is_pause = pauses and _asks_input(update)
+                    if is_pause and not await self._is_open(task, item):
+                        continue  # the client has sent its message again, after it had answered
+                    yield update
+                    if is_pause:
+                        return
+
+    async def _is_open(self, task: ServedTask, item: Event | Delta) -> bool:
+        """Return True if the question that an event asks is still open."""
+        name = getattr(item.body, "approval_id", "") if isinstance(item, Event) else ""
+        return any(question.id == name for question in await self._control.pending(task.tree))
 
     async def _list_open_questions(self, task: ServedTask) -> list[Approval]:
         if not self._options.asks_client:
