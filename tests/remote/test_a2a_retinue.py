@@ -34,7 +34,7 @@ from retinue.remote.port import RemoteRequest
 from retinue.testing import scripted
 from tests.gates import until
 from tests.remote.a2a_kit import Proxy, bind, serve_hand
-from tests.remote.test_a2a import bodies, make_profile, read_run, supervise
+from tests.remote.test_a2a import Asker, bodies, make_profile, read_run, serve_asker, supervise
 from tests.surfaces.a2a.kit import (
     VERSION_TOOL,
     make_argocd,
@@ -175,6 +175,23 @@ async def test_a_call_there_is_not_made_if_the_user_allows_it_with_other_argumen
     [decided], ending = bodies(events, ApprovalDecided), bodies(events, RunEnded)[0]
     assert (decided.allowed, decided.args, bodies(events, ToolStarted)) == (False, None, [])
     assert '"staging"' in decided.reason and decided.reason in ending.final_response
+
+
+async def test_the_text_of_an_answer_reaches_an_agent_two_servers_away(tmp_path: Path) -> None:
+    asker = Asker("Which cluster?")
+    async with serve_asker(asker) as far:
+        call = {"name": "subagent_argocd", "args": {"task": "deploy"}}
+        model = scripted({"middle": [{"tools": [call]}, {"text": "{{last_result}}"}]})
+        middle = Profile("middle", "m", model=model, tools=[make_profile(far)], workspace="scratch")
+        async with serve(tmp_path / "near", middle, asks_client=True) as near, supervise(tmp_path / "h") as supervisor:
+            run = await supervisor.spawn(make_profile(near.url), Task("deploy"))
+            async for event in run.events():
+                if isinstance(event.body, ApprovalAsked):
+                    assert (event.body.tool, event.body.preview) == ("input_required", "Which cluster?")
+                    decision = Allow(args={"answer": "blue"})
+                    assert await supervisor.answer(event.body.approval_id, decision, by="user") == "taken"
+            assert (await run.result()).final_response == "so it is blue"
+    assert [asker.received.get_nowait() for _ in range(2)] == ["deploy", "blue"]
 
 
 @pytest.mark.parametrize("name", ["q", "q" * 300])

@@ -86,6 +86,7 @@ async def test_nothing_but_the_bound_data_part_is_a_yes(tmp_path: Path) -> None:
             answer(question, approval_id="another"),
             answer(question, decision="yes"),
             answer(question, scope="project"),
+            answer(question, answer="prod"),  # no text is asked for
         ]
         for part in forged:
             with pytest.raises(InvalidParamsError):

@@ -35,7 +35,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Value
 
 from retinue.concurrency import RateLimit, TaskOwner
-from retinue.core.approvals import INPUT_REQUIRED, Allow, Decision
+from retinue.core.approvals import INPUT_REQUIRED, Allow, Decision, find_answer_text
 from retinue.core.errors import Disconnected, RetinueError
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Gap, Inbox, RunEnded, RunResumed
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
@@ -459,7 +459,7 @@ class A2aRun:
         asked = self._asked.pop((run, approval_id), None)
         if asked is None:
             raise Undelivered(NOT_OPEN)
-        answer = Part(data=ParseDict(make_answer(asked.approval_id, asked.digest, decision), Value()))
+        answer = Part(data=ParseDict(make_answer(asked, decision), Value()))
         await self._tell([answer], repeats=True)
 
     def _give_input(self, question: str, text: str) -> None:
@@ -588,6 +588,5 @@ def _fail(text: str) -> RunEnded:
 def _format_decision(decision: Decision) -> str:
     """Return the text for an agent that asks in words: the user's own answer or reason, else "yes" or "no"."""
     if isinstance(decision, Allow):
-        answer = (decision.args or {}).get("answer")
-        return answer if isinstance(answer, str) and answer else "yes"
+        return find_answer_text(decision) or "yes"
     return decision.reason or "no"

@@ -58,7 +58,7 @@ from a2a.utils.task import (
 from google.protobuf.json_format import MessageToDict
 
 from retinue.concurrency import run_until_first
-from retinue.core.approvals import Allow, Approval, describe_closing
+from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, describe_closing
 from retinue.core.caller import NOBODY, Caller, ClientRequest
 from retinue.core.control import Control
 from retinue.core.errors import RetinueError
@@ -218,6 +218,8 @@ class TaskHandler(RequestHandler):
         asked = {question.id: question for question in await self._control.pending(task.tree)}.get(answer.approval_id)
         if asked is None or not asked.digest or asked.digest != answer.digest:
             raise InvalidParamsError("the answer is not to a question that is open: its approval_id and digest differ")
+        if answer.answer and asked.tool != INPUT_REQUIRED:
+            raise InvalidParamsError("'answer' is for free-text questions only: allow or deny the call as it is")
         return asked
 
     async def _answer(self, task: ServedTask, asked: Approval, answer: ApprovalAnswer) -> None:
