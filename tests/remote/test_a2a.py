@@ -720,6 +720,9 @@ BAD_CARDS = [
     (with_interfaces("http://169.254.169.254/latest"), "169.254.169.254, which is not allowed"),
     (with_interfaces("http://localhost:1/"), "localhost:1, which is not allowed"),
     (with_interfaces("file:///etc/passwd"), "which is not allowed"),
+    (with_interfaces("http://["), "has an invalid address: Invalid IPv6 URL"),
+    (with_interfaces("http://localhost:1/\x01"), "has an invalid address: Invalid non-printable"),
+    (with_interfaces("http://localhost:1/" + "x" * 70_000), "has an invalid address: URL too long"),
     (with_interfaces(), "neither JSON-RPC nor REST"),
     (lambda url: RedirectResponse("http://127.0.0.1:1/card"), "HTTP status 307"),
     (lambda url: Response(b'{"name":"' + b"x" * 300_000 + b'"}'), "larger than 262144 bytes"),
@@ -918,6 +921,17 @@ async def test_oauth_client_credentials_go_to_configured_hosts_only(
                 await inspect_agent(A2aAgent(url=url, auth=AgentAuth(**secret, token_url=f"{login}/moved")))
     assert all(header.startswith("Basic ") for header, _ in asked)
     assert "scope=a+b" in asked[0][1] and agent.headers[0]["authorization"] == "Bearer fresh-token"
+
+
+async def test_an_invalid_address_for_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIENT_ID", "me")
+    monkeypatch.setenv("CLIENT_SECRET", "s" * 20)
+    flow = OAuthFlows(client_credentials=ClientCredentialsOAuthFlow(token_url="http://["))
+    card = {"security_schemes": {"o": SecurityScheme(oauth2_security_scheme=OAuth2SecurityScheme(flows=flow))}}
+    auth = AgentAuth(client_id_env="CLIENT_ID", client_secret_env="CLIENT_SECRET")
+    async with serve_agent(answer_as_seed, **card) as (url, _):
+        with pytest.raises(RetinueError, match="has an invalid address"):
+            await inspect_agent(A2aAgent(url=url, auth=auth))
 
 
 async def test_an_agent_that_does_not_stream_is_asked_again_and_again(tmp_path: Path) -> None:

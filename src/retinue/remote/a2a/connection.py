@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httpx
 from a2a.client import Client, ClientConfig, ClientFactory
@@ -102,11 +102,19 @@ class PeerConnection:
         if not usable:
             raise RetinueError(f"the agent at {self.agent.url} offers neither JSON-RPC nor REST")
         for each in usable:
-            parts = urlsplit(each.url)
+            parts = self._split_url(each.url)
             if parts.scheme not in ("http", "https") or parts.netloc.lower() not in self.agent.origins:
                 raise RetinueError(OTHER_HOST.format(url=self.agent.url, host=_shorten(parts.netloc or each.url)))
             if parts.scheme == "http" and self.agent.url.startswith("https:"):
                 raise RetinueError(f"the card of {self.agent.url} sends us to an address without TLS: {each.url}")
+
+    def _split_url(self, url: str) -> SplitResult:
+        """Return the parts of an address in the card."""
+        try:
+            httpx.URL(url)  # stricter
+            return urlsplit(url)
+        except (ValueError, httpx.InvalidURL) as error:
+            raise RetinueError(f"the card of {self.agent.url} has an invalid address: {_shorten(error)}") from None
 
     @property
     def card(self) -> AgentCard:
@@ -206,8 +214,9 @@ class PeerConnection:
         for scheme in self.card.security_schemes.values():
             url = scheme.oauth2_security_scheme.flows.client_credentials.token_url
             if url:
-                if urlsplit(url).netloc.lower() not in self.agent.origins:
-                    raise RetinueError(OTHER_HOST.format(url=self.agent.url, host=_shorten(urlsplit(url).netloc)))
+                host = self._split_url(url).netloc
+                if host.lower() not in self.agent.origins:
+                    raise RetinueError(OTHER_HOST.format(url=self.agent.url, host=_shorten(host)))
                 return str(url)
         raise RetinueError(f"no token URL for {self.agent.url}: its card has none, so set 'token_url' in 'auth'")
 
