@@ -3,13 +3,15 @@
 import asyncio
 import json
 import time
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from a2a.types import StreamResponse, TaskStatusUpdateEvent
+from a2a.types import StreamResponse, TaskState, TaskStatusUpdateEvent
 
 from retinue import Allow, Limits, Profile, Task
+from retinue.concurrency import TaskOwner
 from retinue.core.caller import NOBODY
 from retinue.core.events import (
     ApprovalAsked,
@@ -21,6 +23,7 @@ from retinue.core.events import (
     RunEnded,
     RunResumed,
     RunSpawned,
+    RunStarted,
     ToolCall,
     ToolResult,
     ToolStarted,
@@ -28,7 +31,7 @@ from retinue.core.events import (
 )
 from retinue.core.messages import RunRef
 from retinue.core.remote_agents import A2aAgent
-from retinue.protocol.a2a import EXTENSION, make_event_metadata
+from retinue.protocol.a2a import EXTENSION, make_command_metadata, make_event_metadata
 from retinue.remote.a2a import adapter
 from retinue.remote.port import RemoteRequest
 from retinue.testing import scripted
@@ -37,8 +40,10 @@ from tests.remote.a2a_kit import Proxy, bind, serve_hand
 from tests.remote.test_a2a import Asker, bodies, make_profile, read_run, serve_asker, supervise
 from tests.surfaces.a2a.kit import (
     VERSION_TOOL,
+    connect,
     make_argocd,
     make_certificate,
+    make_request,
     make_supervisor,
     read_only_tree,
     serve,
@@ -216,6 +221,40 @@ async def test_an_answer_is_bound_to_the_question_that_was_shown(tmp_path: Path,
                 given = await asyncio.wait_for(hand.answers.get(), 30)
                 hand.send(json.loads(encode_event(Event(6, "t", 0, "/main", "main", 1.0, RunEnded("done", "x", 0)))))
     assert (given["approval_id"], given["digest"]) == (name, "first")
+
+
+async def test_a_message_for_a_deaf_agent_does_not_hold_up_those_of_other_tasks(tmp_path: Path) -> None:
+    """A client of the server writes to a run that is at a foreign agent. The agent does not answer."""
+    is_called = asyncio.Event()
+
+    class Deaf(Asker):
+        async def on_message_send_stream(self, params: Any, context: Any) -> Any:
+            yield self.change(TaskState.TASK_STATE_WORKING, "so it goes")
+            await asyncio.Event().wait()
+
+        async def on_message_send(self, params: Any, context: Any) -> Any:
+            is_called.set()
+            await asyncio.Event().wait()
+
+        async def on_cancel_task(self, params: Any, context: Any) -> Any:
+            self.change(TaskState.TASK_STATE_CANCELED, "")
+            return await self.on_get_task(params, context)
+
+    async with serve_asker(Deaf()) as far:
+        call = {"name": "subagent_argocd", "args": {"task": "deploy"}}
+        model = scripted({"middle": [{"tools": [call]}, {"text": "{{last_result}}"}]})
+        middle = Profile("middle", "m", model=model, tools=[make_profile(far)], workspace="scratch")
+        async with serve(tmp_path, middle) as server, connect(server) as client, TaskOwner() as owner:
+            task = (await anext(client.send_message(make_request("go")))).task.id
+            async with aclosing(server.control.watch(task)) as events:
+                async for event in events:
+                    if isinstance(event, Event) and event.run == 1 and isinstance(event.body, RunStarted):
+                        break
+            words = make_request("more", task_id=task, metadata={EXTENSION: make_command_metadata("1")})
+            owner.start(anext(client.send_message(words)))
+            await is_called.wait()
+            async with asyncio.timeout(20):
+                assert (await anext(client.send_message(make_request("another task")))).HasField("task")
 
 
 async def test_a_server_that_wants_a_token_is_told_at_once(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+from weakref import WeakValueDictionary
 
 import msgspec
 from a2a.server.context import ServerCallContext
@@ -117,7 +118,8 @@ class TaskHandler(RequestHandler):
     ) -> None:
         self._control, self._tasks, self._options, self._screen = control, tasks, options, screen
         self._files = files
-        self._accepting = asyncio.Lock()
+        self._accepting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()  # by message
+        self._beginning = asyncio.Lock()
 
     # Messages
 
@@ -139,7 +141,8 @@ class TaskHandler(RequestHandler):
         message, client = read_message(params, context.state.get("headers", {})), _name_client(context)
         if params.configuration.HasField("task_push_notification_config"):
             raise PushNotificationNotSupportedError
-        async with self._accepting:  # the same message may arrive twice concurrently
+        # The same message may arrive twice concurrently. Other messages do not wait: its run may be at a slow peer.
+        async with self._accepting.setdefault((client, message.message_id), asyncio.Lock()):
             known = self._tasks.find_message(client, message.message_id)
             if known is not None:
                 self._screen.say(REPEATED.format(client=client, name=message.message_id, task=known.tree))
@@ -148,7 +151,8 @@ class TaskHandler(RequestHandler):
                 return await self._address(self._find(message.task_id, context), message)
             if message.answers:
                 raise InvalidParamsError("an answer needs the taskId of the task that asks")
-            return AcceptedMessage(await self._begin(message, client))
+            async with self._beginning:  # which counts the tasks, and continues the last one of a conversation
+                return AcceptedMessage(await self._begin(message, client))
 
     async def _begin(self, message: ClientMessage, client: str) -> ServedTask:
         """Start a run for a message, in a new or a continued conversation."""
