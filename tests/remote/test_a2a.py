@@ -32,7 +32,7 @@ from a2a.types import (
 )
 from a2a.types import Message as Words
 from a2a.types import Task as A2aTask
-from a2a.utils.errors import A2AError, TaskNotFoundError
+from a2a.utils.errors import A2AError, TaskNotFoundError, UnsupportedOperationError
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 from starlette.datastructures import Headers
@@ -395,6 +395,31 @@ async def test_an_answer_is_not_sent_to_another_question(tmp_path: Path) -> None
         assert [await asker.received.get() for _ in range(2)] == ["deploy", "sure"]
         warned = [body.text for body in bodies(await read_run(run), Warned)]
     assert warned == ["the answer was not sent: the agent asked another question before it got the answer"]
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+async def test_the_result_of_an_agent_that_went_on_without_an_answer_is_not_lost(
+    tmp_path: Path, has_ended: bool
+) -> None:
+    """The stream of its question has ended. It refuses the answer that comes too late."""
+
+    class Impatient(Asker):
+        async def on_message_send_stream(self, params: Any, context: Any) -> Any:
+            if params.message.task_id:
+                raise UnsupportedOperationError("the question is closed")
+            yield self.change(_INPUT, "Which cluster?")
+
+    asker = Impatient()
+    async with serve_asker(asker) as url, supervise(tmp_path) as supervisor:
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                if has_ended:
+                    asker.change(TaskState.TASK_STATE_COMPLETED, "deployed to blue")
+                assert await supervisor.answer(event.body.approval_id, Allow(), by="user") == "taken"
+        result = await run.result()
+    expected = ("done", "deployed to blue") if has_ended else ("failed", "the agent refuses: the question is closed")
+    assert (result.status, result.final_response) == expected
 
 
 def test_a_question_that_is_told_again_without_its_text_is_the_same() -> None:

@@ -305,9 +305,7 @@ class A2aRun:
         streaming = self._connection.card.capabilities.streaming
         client = await self._connection.get_client(streaming=streaming)
         if self._fold.is_answered:
-            context = await self._make_context()
-            self._fold.mark_sent()
-            stream = client.send_message(self._make_message([Part(text=self._answer)]), context=context)
+            stream = self._send_answer(client)
         elif not self._known.task:
             if not self._is_new and not self._known.typed:
                 raise Disconnected(UNKNOWN_START)
@@ -343,6 +341,22 @@ class A2aRun:
         except (UnsupportedOperationError, MethodNotFoundError):
             async for update in self._poll(client):
                 yield update
+
+    async def _send_answer(self, client: Any) -> AsyncIterator[StreamResponse]:
+        """Send the user's answer and yield the updates after it. An agent that has ended its task meanwhile, without
+        an answer, refuses it: then yield the task."""
+        context = await self._make_context()
+        self._fold.mark_sent()
+        try:
+            async for update in client.send_message(self._make_message([Part(text=self._answer)]), context=context):
+                yield update
+        except A2AError:
+            task = Task()
+            with suppress(A2AError, httpx.HTTPError):
+                task = await self._look_up(client)
+            if task.status.state not in ENDINGS:
+                raise
+            yield StreamResponse(task=task)
 
     async def _poll(self, client: Any) -> AsyncIterator[StreamResponse]:
         """Poll the state of a task whose agent does not stream."""
