@@ -37,7 +37,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -770,6 +770,20 @@ async def test_a_bad_card_is_refused_with_a_sentence(tmp_path: Path) -> None:
     async with serve_card(answer) as url, supervise(tmp_path) as supervisor:
         result = await (await supervisor.spawn(make_profile(url), Task("go"))).result()
         assert result.status == "failed" and words in (result.error_details or "")
+
+
+async def test_a_card_that_does_not_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece of it comes in time. An agent may send them far more slowly than this one, so they need no limit."""
+    monkeypatch.setattr(connection, "CARD_BYTES", 1 << 40)
+
+    async def stream() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await asyncio.sleep(0)  # so that the server sees the end of the connection
+
+    async with serve_card(lambda url: StreamingResponse(stream())) as url, asyncio.timeout(30):
+        with pytest.raises(RetinueError, match="has not answered within 1 s"):
+            await inspect_agent(A2aAgent(url=url, timeout=1.0))
 
 
 async def test_credentials_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

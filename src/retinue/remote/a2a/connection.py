@@ -235,8 +235,12 @@ class PeerConnection:
         return self._http
 
     async def _read_bounded(self, method: str, url: str, limit: int, **options: Any) -> bytes:
+        seconds = self.agent.timeout  # for each piece, and in all
         try:
-            async with self._get_http().stream(method, url, timeout=self.agent.timeout, **options) as response:
+            async with (
+                asyncio.timeout(seconds),
+                self._get_http().stream(method, url, timeout=seconds, **options) as response,
+            ):
                 status = response.status_code
                 if status != 200:
                     kind = Unreachable if status >= 500 or status == 429 else RetinueError  # the agent may be starting
@@ -249,6 +253,8 @@ class PeerConnection:
                 return bytes(data)
         except httpx.HTTPError as error:
             raise Unreachable(f"{url} cannot be reached: {_shorten(error) or type(error).__name__}") from None
+        except TimeoutError:
+            raise Unreachable(f"{url} has not answered within {seconds:g} s") from None
 
     async def close(self) -> None:
         forget_secret(self._token)
