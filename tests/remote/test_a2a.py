@@ -32,12 +32,12 @@ from a2a.types import (
 )
 from a2a.types import Message as Words
 from a2a.types import Task as A2aTask
-from a2a.utils.errors import A2AError, TaskNotFoundError
+from a2a.utils.errors import A2AError, TaskNotFoundError, UnsupportedOperationError
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -61,12 +61,13 @@ from retinue.core.events import (
     ToolCall,
     ToolResult,
     TurnStarted,
+    Warned,
 )
 from retinue.core.messages import RunRef
 from retinue.core.remote_agents import A2aAgent, AgentAuth
 from retinue.core.replies import SpokenText
 from retinue.core.secrets import forget_secret, hide_secret
-from retinue.remote.a2a import adapter
+from retinue.remote.a2a import adapter, connection
 from retinue.remote.a2a.updates import UpdateFold
 from retinue.remote.port import RemoteRequest
 from retinue.supervisor.supervisor import Supervisor
@@ -298,6 +299,192 @@ async def test_an_answer_goes_to_the_question_that_it_was_given_to(tmp_path: Pat
         (False, "the agent went on without an answer", None),
         (False, "keep it", None),
     ]
+
+
+class Asker(Hand):
+    """A foreign agent that asks `questions` and keeps the stream of each open, for the `updates` of a test. `state` is
+    the state of its task. `received` holds the texts of its messages."""
+
+    def __init__(self, *questions: str) -> None:
+        super().__init__()
+        self.questions = list(questions)
+        self.received: asyncio.Queue[str] = asyncio.Queue()
+        self.state = make_status(TaskState.TASK_STATE_SUBMITTED)
+
+    async def on_message_send_stream(self, params: Any, context: Any) -> Any:
+        text = params.message.parts[0].text
+        self.received.put_nowait(text)
+        if not self.questions:
+            yield self.change(TaskState.TASK_STATE_COMPLETED, f"so it is {text}")
+            return
+        yield A2aTask(id="t", context_id="c", status=make_status(TaskState.TASK_STATE_WORKING))
+        yield self.change(_INPUT, self.questions.pop(0))
+        async for update in self.on_subscribe_to_task(params, context):
+            yield update
+
+    async def on_get_task(self, params: Any, context: Any) -> Any:
+        return A2aTask(id="t", context_id="c", status=self.state)
+
+    def change(self, state: Any, text: str) -> TaskStatusUpdateEvent:
+        """Change the state of the task, and return the update about it."""
+        self.state = make_status(state, text)
+        return TaskStatusUpdateEvent(task_id="t", context_id="c", status=self.state)
+
+
+def make_status(state: Any, text: str = "") -> TaskStatus:
+    status = TaskStatus(state=state)
+    if text:
+        status.message.CopyFrom(Words(message_id=text, role=Role.ROLE_AGENT, parts=[Part(text=text)]))
+    return status
+
+
+@asynccontextmanager
+async def serve_asker(asker: Asker) -> AsyncIterator[str]:
+    bound, url = bind()
+    card = make_card(url)
+    async with run_app([*create_agent_card_routes(card), *create_jsonrpc_routes(asker, "/")], bound):
+        yield url
+
+
+@pytest.mark.parametrize("way", ["answer", "send"])
+async def test_an_answer_does_not_wait_for_the_end_of_a_stream(tmp_path: Path, way: str) -> None:
+    """The agent keeps the stream of each of its questions open."""
+    asker = Asker("Which cluster?", "Are you sure?")
+    async with serve_asker(asker) as url, supervise(tmp_path) as supervisor, asyncio.timeout(60):
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        answers = ["blue", "sure"]
+        assert await asker.received.get() == "deploy"
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                text = answers.pop(0)
+                if way == "send":
+                    assert (await run.send(text)).state == "queued"
+                else:
+                    decision = Allow(args={"answer": text})
+                    assert await supervisor.answer(event.body.approval_id, decision, by="user") == "taken"
+                assert await asker.received.get() == text
+        assert (await run.result()).final_response == "so it is sure"
+
+
+async def test_an_answer_is_sent_although_the_agent_goes_on_at_that_moment(tmp_path: Path) -> None:
+    asker = Asker("Which cluster?")
+    async with serve_asker(asker) as url, supervise(tmp_path) as supervisor, asyncio.timeout(60):
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                decision = Allow(args={"answer": "blue"})
+                assert await supervisor.answer(event.body.approval_id, decision, by="user") == "taken"
+                for number in range(3):
+                    asker.updates.put_nowait(asker.change(TaskState.TASK_STATE_WORKING, f"step {number}"))
+        assert [await asker.received.get() for _ in range(2)] == ["deploy", "blue"]
+        assert (await run.result()).final_response.endswith("so it is blue")
+
+
+async def test_an_answer_is_not_sent_to_another_question(tmp_path: Path) -> None:
+    """The agent asks again while the first answer is on its way."""
+    asker = Asker("Which cluster?")
+    async with serve_asker(asker) as url, supervise(tmp_path) as supervisor, asyncio.timeout(60):
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                is_first = event.body.preview == "Which cluster?"
+                decision = Allow(args={"answer": "blue" if is_first else "sure"})
+                assert await supervisor.answer(event.body.approval_id, decision, by="user") == "taken"
+                if is_first:
+                    asker.change(_INPUT, "Are you sure?")  # the state tells, but no update
+        assert [await asker.received.get() for _ in range(2)] == ["deploy", "sure"]
+        warned = [body.text for body in bodies(await read_run(run), Warned)]
+    assert warned == ["the answer was not sent: the agent asked another question before it got the answer"]
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+async def test_the_result_of_an_agent_that_went_on_without_an_answer_is_not_lost(
+    tmp_path: Path, has_ended: bool
+) -> None:
+    """The stream of its question has ended. It refuses the answer that comes too late."""
+
+    class Impatient(Asker):
+        async def on_message_send_stream(self, params: Any, context: Any) -> Any:
+            if params.message.task_id:
+                raise UnsupportedOperationError("the question is closed")
+            yield self.change(_INPUT, "Which cluster?")
+
+    asker = Impatient()
+    async with serve_asker(asker) as url, supervise(tmp_path) as supervisor:
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                if has_ended:
+                    asker.change(TaskState.TASK_STATE_COMPLETED, "deployed to blue")
+                assert await supervisor.answer(event.body.approval_id, Allow(), by="user") == "taken"
+        result = await run.result()
+    expected = ("done", "deployed to blue") if has_ended else ("failed", "the agent refuses: the question is closed")
+    assert (result.status, result.final_response) == expected
+
+
+def test_a_question_that_is_told_again_without_its_text_is_the_same() -> None:
+    fold = UpdateFold()
+    task = A2aTask(id="t", status=make_status(_INPUT, "Which cluster?"))
+    assert isinstance(fold.apply(StreamResponse(task=task))[-1].body, ApprovalAsked)
+    for text in ("Which cluster?", ""):
+        assert fold.apply(StreamResponse(task=A2aTask(id="t", status=make_status(_INPUT, text)))) == []
+
+
+async def test_a_cancelled_agent_that_asked_and_is_not_done_at_once_is_followed_to_its_end(tmp_path: Path) -> None:
+    """Its reply to the cancel says that it works again. The stream of its question has ended."""
+
+    class Slow(Asker):
+        async def on_cancel_task(self, params: Any, context: Any) -> Any:
+            self.change(TaskState.TASK_STATE_WORKING, "cleaning up")
+            return await self.on_get_task(params, context)
+
+        async def on_subscribe_to_task(self, params: Any, context: Any) -> Any:
+            if self.state.state == TaskState.TASK_STATE_WORKING:
+                yield self.change(TaskState.TASK_STATE_CANCELED, "all clean")
+            else:
+                stream_ended.set()
+
+    asker, stream_ended = Slow("Which cluster?"), asyncio.Event()
+    async with serve_asker(asker) as url, supervise(tmp_path) as supervisor:
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                await stream_ended.wait()
+                assert await run.cancel()
+        events = await read_run(run)
+    assert bodies(events, RunEnded)[0].status == "cancelled" and asker.state.state == TaskState.TASK_STATE_CANCELED
+    assert [body.code for body in bodies(events, Warned)] == []
+
+
+async def test_an_agent_is_not_called_while_its_question_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its card is old and it cannot be reached. The user may take hours."""
+    monkeypatch.setattr(connection, "CARD_SECONDS", -1.0)
+
+    async def act(updater: TaskUpdater, context: RequestContext) -> None:
+        if context.get_user_input() == "deploy":
+            await updater.requires_input(updater.new_agent_message([Part(text="Which cluster?")]))
+        else:
+            await updater.complete()
+
+    async with Proxy() as proxy, supervise(tmp_path) as supervisor:
+        interfaces = [AgentInterface(url=proxy.url, protocol_binding="JSONRPC", protocol_version="1.0")]
+        async with serve_agent(act, supported_interfaces=interfaces) as (url, agent):
+            proxy.target = int(url.rpartition(":")[2])
+            run = await supervisor.spawn(make_profile(proxy.url, reconnect_timeout=30.0), Task("deploy"))
+            async for event in run.events():
+                if isinstance(event.body, ApprovalAsked):
+                    proxy.is_down = True
+                    proxy.cut()
+                    for _ in range(20):  # so long that it would be called again and again
+                        await asyncio.to_thread(lambda: None)
+                        with pytest.raises(RetinueError):
+                            await inspect_agent(A2aAgent(url=proxy.url))
+                    own, proxy.is_down = proxy.refused, False
+                    assert await supervisor.answer(event.body.approval_id, Allow(), by="user") == "taken"
+            assert (await run.result()).status == "done"
+    assert (own, agent.asked) == (20, ["deploy", "yes"])
 
 
 async def test_cancel_stops_the_task_and_words_reach_it(tmp_path: Path) -> None:
@@ -558,6 +745,9 @@ BAD_CARDS = [
     (with_interfaces("http://169.254.169.254/latest"), "169.254.169.254, which is not allowed"),
     (with_interfaces("http://localhost:1/"), "localhost:1, which is not allowed"),
     (with_interfaces("file:///etc/passwd"), "which is not allowed"),
+    (with_interfaces("http://["), "has an invalid address: Invalid IPv6 URL"),
+    (with_interfaces("http://localhost:1/\x01"), "has an invalid address: Invalid non-printable"),
+    (with_interfaces("http://localhost:1/" + "x" * 70_000), "has an invalid address: URL too long"),
     (with_interfaces(), "neither JSON-RPC nor REST"),
     (lambda url: RedirectResponse("http://127.0.0.1:1/card"), "HTTP status 307"),
     (lambda url: Response(b'{"name":"' + b"x" * 300_000 + b'"}'), "larger than 262144 bytes"),
@@ -580,6 +770,20 @@ async def test_a_bad_card_is_refused_with_a_sentence(tmp_path: Path) -> None:
     async with serve_card(answer) as url, supervise(tmp_path) as supervisor:
         result = await (await supervisor.spawn(make_profile(url), Task("go"))).result()
         assert result.status == "failed" and words in (result.error_details or "")
+
+
+async def test_a_card_that_does_not_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece of it comes in time. An agent may send them far more slowly than this one, so they need no limit."""
+    monkeypatch.setattr(connection, "CARD_BYTES", 1 << 40)
+
+    async def stream() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await asyncio.sleep(0)  # so that the server sees the end of the connection
+
+    async with serve_card(lambda url: StreamingResponse(stream())) as url, asyncio.timeout(30):
+        with pytest.raises(RetinueError, match="has not answered within 1 s"):
+            await inspect_agent(A2aAgent(url=url, timeout=1.0))
 
 
 async def test_credentials_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -756,6 +960,17 @@ async def test_oauth_client_credentials_go_to_configured_hosts_only(
                 await inspect_agent(A2aAgent(url=url, auth=AgentAuth(**secret, token_url=f"{login}/moved")))
     assert all(header.startswith("Basic ") for header, _ in asked)
     assert "scope=a+b" in asked[0][1] and agent.headers[0]["authorization"] == "Bearer fresh-token"
+
+
+async def test_an_invalid_address_for_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIENT_ID", "me")
+    monkeypatch.setenv("CLIENT_SECRET", "s" * 20)
+    flow = OAuthFlows(client_credentials=ClientCredentialsOAuthFlow(token_url="http://["))
+    card = {"security_schemes": {"o": SecurityScheme(oauth2_security_scheme=OAuth2SecurityScheme(flows=flow))}}
+    auth = AgentAuth(client_id_env="CLIENT_ID", client_secret_env="CLIENT_SECRET")
+    async with serve_agent(answer_as_seed, **card) as (url, _):
+        with pytest.raises(RetinueError, match="has an invalid address"):
+            await inspect_agent(A2aAgent(url=url, auth=auth))
 
 
 async def test_an_agent_that_does_not_stream_is_asked_again_and_again(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """Runs at another retinue over A2A: its whole tree is visible, bounded and answerable from here, also after a cut."""
 
 import asyncio
+import json
 import time
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from a2a.types import StreamResponse, TaskStatusUpdateEvent
+from a2a.types import StreamResponse, TaskState, TaskStatusUpdateEvent
 
 from retinue import Allow, Limits, Profile, Task
+from retinue.concurrency import TaskOwner
 from retinue.core.caller import NOBODY
 from retinue.core.events import (
     ApprovalAsked,
@@ -20,23 +23,27 @@ from retinue.core.events import (
     RunEnded,
     RunResumed,
     RunSpawned,
+    RunStarted,
     ToolCall,
     ToolResult,
     ToolStarted,
+    encode_event,
 )
 from retinue.core.messages import RunRef
 from retinue.core.remote_agents import A2aAgent
-from retinue.protocol.a2a import EXTENSION, make_event_metadata
+from retinue.protocol.a2a import EXTENSION, make_command_metadata, make_event_metadata
 from retinue.remote.a2a import adapter
 from retinue.remote.port import RemoteRequest
 from retinue.testing import scripted
 from tests.gates import until
-from tests.remote.a2a_kit import Proxy, bind
-from tests.remote.test_a2a import bodies, make_profile, read_run, supervise
+from tests.remote.a2a_kit import Proxy, bind, serve_hand
+from tests.remote.test_a2a import Asker, bodies, make_profile, read_run, serve_asker, supervise
 from tests.surfaces.a2a.kit import (
     VERSION_TOOL,
+    connect,
     make_argocd,
     make_certificate,
+    make_request,
     make_supervisor,
     read_only_tree,
     serve,
@@ -158,6 +165,96 @@ async def test_a_question_two_servers_away_is_answered_at_the_root(tmp_path: Pat
             assert (await run.result()).final_response == "deployed to prod"
     assert [event.run for event in events if isinstance(event.body, RunEnded)] == [1, 0]
     assert len({body.trace_id for body in bodies(events, RunSpawned)}) == 1
+
+
+async def test_a_call_there_is_not_made_if_the_user_allows_it_with_other_arguments_only(tmp_path: Path) -> None:
+    """The answer that goes to the server is about the call that was shown, so it must not be a yes."""
+    argocd = make_argocd(DEPLOYS)
+    async with serve(tmp_path / "there", argocd, asks_client=True) as server, supervise(tmp_path / "h") as supervisor:
+        run = await supervisor.spawn(make_profile(server.url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                edited = Allow(args={"target": "staging"})
+                assert await supervisor.answer(event.body.approval_id, edited, by="user") == "taken"
+        events = await read_run(run)
+    [decided], ending = bodies(events, ApprovalDecided), bodies(events, RunEnded)[0]
+    assert (decided.allowed, decided.args, bodies(events, ToolStarted)) == (False, None, [])
+    assert '"staging"' in decided.reason and decided.reason in ending.final_response
+
+
+async def test_the_text_of_an_answer_reaches_an_agent_two_servers_away(tmp_path: Path) -> None:
+    asker = Asker("Which cluster?")
+    async with serve_asker(asker) as far:
+        call = {"name": "subagent_argocd", "args": {"task": "deploy"}}
+        model = scripted({"middle": [{"tools": [call]}, {"text": "{{last_result}}"}]})
+        middle = Profile("middle", "m", model=model, tools=[make_profile(far)], workspace="scratch")
+        async with serve(tmp_path / "near", middle, asks_client=True) as near, supervise(tmp_path / "h") as supervisor:
+            run = await supervisor.spawn(make_profile(near.url), Task("deploy"))
+            async for event in run.events():
+                if isinstance(event.body, ApprovalAsked):
+                    assert (event.body.tool, event.body.preview) == ("input_required", "Which cluster?")
+                    decision = Allow(args={"answer": "blue"})
+                    assert await supervisor.answer(event.body.approval_id, decision, by="user") == "taken"
+            assert (await run.result()).final_response == "so it is blue"
+    assert [asker.received.get_nowait() for _ in range(2)] == ["deploy", "blue"]
+
+
+@pytest.mark.parametrize("name", ["q", "q" * 300])
+async def test_an_answer_is_bound_to_the_question_that_was_shown(tmp_path: Path, name: str) -> None:
+    """The other side asks twice with one id, or with two long ids of one beginning, and in two runs."""
+    asks = [
+        Event(1, "t", 0, "/main", "main", 1.0, ApprovalAsked(name, "c", "x", {"number": 1}, digest="first")),
+        Event(2, "t", 0, "/main", "main", 1.0, ApprovalAsked(name[:200], "c", "x", {"number": 2}, digest="second")),
+        Event(3, "t", 7, "/main/x", "x", 1.0, ApprovalAsked(name, "c", "x", {"number": 3}, digest="third")),
+        Event(4, "t", 7, "/main/x", "x", 1.0, ApprovalDecided(name, "c", False)),
+        Event(5, "t", 0, "/main", "main", 1.0, Message("that is all")),
+    ]
+    async with serve_hand() as (url, hand, _), supervise(tmp_path) as supervisor:
+        run = await supervisor.spawn(make_profile(url), Task("go"))
+        for event in asks:
+            hand.send(json.loads(encode_event(event)))
+        async for event in run.events():
+            if isinstance(event.body, Message):
+                [asked] = await supervisor.pending()
+                assert asked.args == {"number": 1}
+                assert await supervisor.answer(asked.id, Allow(), by="user") == "taken"
+                given = await asyncio.wait_for(hand.answers.get(), 30)
+                hand.send(json.loads(encode_event(Event(6, "t", 0, "/main", "main", 1.0, RunEnded("done", "x", 0)))))
+    assert (given["approval_id"], given["digest"]) == (name, "first")
+
+
+async def test_a_message_for_a_deaf_agent_does_not_hold_up_those_of_other_tasks(tmp_path: Path) -> None:
+    """A client of the server writes to a run that is at a foreign agent. The agent does not answer."""
+    is_called = asyncio.Event()
+
+    class Deaf(Asker):
+        async def on_message_send_stream(self, params: Any, context: Any) -> Any:
+            yield self.change(TaskState.TASK_STATE_WORKING, "so it goes")
+            await asyncio.Event().wait()
+
+        async def on_message_send(self, params: Any, context: Any) -> Any:
+            is_called.set()
+            await asyncio.Event().wait()
+
+        async def on_cancel_task(self, params: Any, context: Any) -> Any:
+            self.change(TaskState.TASK_STATE_CANCELED, "")
+            return await self.on_get_task(params, context)
+
+    async with serve_asker(Deaf()) as far:
+        call = {"name": "subagent_argocd", "args": {"task": "deploy"}}
+        model = scripted({"middle": [{"tools": [call]}, {"text": "{{last_result}}"}]})
+        middle = Profile("middle", "m", model=model, tools=[make_profile(far)], workspace="scratch")
+        async with serve(tmp_path, middle) as server, connect(server) as client, TaskOwner() as owner:
+            task = (await anext(client.send_message(make_request("go")))).task.id
+            async with aclosing(server.control.watch(task)) as events:
+                async for event in events:
+                    if isinstance(event, Event) and event.run == 1 and isinstance(event.body, RunStarted):
+                        break
+            words = make_request("more", task_id=task, metadata={EXTENSION: make_command_metadata("1")})
+            owner.start(anext(client.send_message(words)))
+            await is_called.wait()
+            async with asyncio.timeout(20):
+                assert (await anext(client.send_message(make_request("another task")))).HasField("task")
 
 
 async def test_a_server_that_wants_a_token_is_told_at_once(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ async def test_names_and_questions_of_an_agent_take_little_room() -> None:
     run = A2aAdapter(A2aAgent(url="http://127.0.0.1:1")).start(REQUEST)
     for number in range(2 * MOST_ASKED):
         run._read_typed(make_typed_update(ApprovalAsked(f"q{number}", "c", "x", {"a": "b" * 1000}), number))
-    assert len(run._asked) == MOST_ASKED and not any(asked.args for _, asked in run._asked.values())
+    assert len(run._asked) == MOST_ASKED and not any(asked.args for asked in run._asked.values())
     run._read_typed(make_typed_update(ApprovalDecided("q0", "c", True), number + 1))
     assert len(run._asked) == MOST_ASKED - 1
 

@@ -28,6 +28,7 @@ from retinue.core.events import (
     ToolCall,
     ToolResult,
     ToolStarted,
+    Warned,
 )
 from retinue.core.limits import Limits
 from retinue.core.ports import AttachedApprover
@@ -38,7 +39,7 @@ from retinue.log.blocks import Blocks
 from retinue.log.questions import Questions
 from retinue.log.runs import Runs
 from retinue.log.threads import find_standing_answers, fold_interrupted_runs
-from retinue.remote.port import STARTED, Capabilities, Peer, RemoteSpawned, Report
+from retinue.remote.port import STARTED, Capabilities, Peer, RemoteSpawned, Report, Undelivered
 from retinue.supervisor.adoption import ELSEWHERE_SECONDS, MOST_QUESTIONS, TOO_MANY
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.a2a.options import ServerOptions
@@ -487,6 +488,81 @@ async def test_a_peer_withdraws_only_the_question_that_it_names(tmp_path: Path) 
     await until(lambda: len(supervisor.approvals.pending()) == 1)
     [pending] = supervisor.approvals.pending()
     assert (pending.call_id, list(questions.open)) == ("c2", [pending.id])
+    await supervisor.close()
+
+
+async def test_questions_about_one_call_are_answered_one_by_one(tmp_path: Path) -> None:
+    """The peer takes back the first of two questions with the same call id. The answer to the second one arrives."""
+
+    async def script(run: PeerRun) -> None:
+        run.say(THEIRS)
+        run.say(ApprovalAsked("other", THEIRS.call_id, "shell", {"command": "rm -r /"}))
+        await until(lambda: len(supervisor.approvals.pending()) == 2)
+        run.say(ApprovalDecided(THEIRS.approval_id, THEIRS.call_id, True))
+        run.say(over((await run.answers.get()).__class__.__name__))
+
+    supervisor = make_supervisor(tmp_path, ScriptedPeer(script))
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    questions = Questions()
+    for event in await events_after(supervisor, run.ref.tree, ApprovalDecided):
+        questions.apply(event)
+    await until(lambda: len(supervisor.approvals.pending()) == 1)
+    [pending] = supervisor.approvals.pending()
+    assert (pending.args, list(questions.open)) == ({"command": "rm -r /"}, [pending.id])
+    assert await supervisor.answer(pending.id, Deny(), by="user") == "taken"
+    await run.join()
+    assert run.result().final_response == "Deny"
+    decided = [event.body for event in await events_after(supervisor, run.ref.tree, RunEnded)]
+    assert [(each.allowed, each.by) for each in decided if isinstance(each, ApprovalDecided)] == [
+        (True, "peer"),
+        (False, "user"),
+    ]
+    await supervisor.close()
+
+
+async def test_the_confirmation_of_an_answer_closes_no_other_question_about_its_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peer confirms the answer before the answer's request has returned."""
+    sent: list[str] = []
+
+    async def answer(self: ScriptedRun, run: str, approval_id: str, decision: Decision) -> None:
+        self._run.say(ApprovalDecided(approval_id, THEIRS.call_id, isinstance(decision, Allow)))
+        self._run.say(Message("confirmed"))
+        await events_after(supervisor, primary.ref.tree, Message)
+        sent.append(approval_id)
+
+    async def script(run: PeerRun) -> None:
+        run.say(THEIRS)
+        run.say(ApprovalAsked("other", THEIRS.call_id, "shell", {"command": "rm -r /"}))
+
+    monkeypatch.setattr(ScriptedRun, "answer", answer)
+    supervisor = make_supervisor(tmp_path, ScriptedPeer(script))
+    primary = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    await until(lambda: len(supervisor.approvals.pending()) == 2)
+    first, second = supervisor.approvals.pending()
+    assert await supervisor.answer(first.id, Allow(), by="user") == "taken"
+    await until(lambda: bool(sent))
+    questions = Questions()
+    for event in await events_after(supervisor, primary.ref.tree, Message):
+        questions.apply(event)
+    assert sent == [THEIRS.approval_id] and list(questions.open) == [second.id]
+    await supervisor.close()
+
+
+async def test_an_answer_that_does_not_reach_the_peer_leaves_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(self: ScriptedRun, run: str, approval_id: str, decision: Decision) -> None:
+        raise Undelivered("it went on")
+
+    monkeypatch.setattr(ScriptedRun, "answer", answer)
+    supervisor = make_supervisor(tmp_path, ScriptedPeer(ask_silently))
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    await until(lambda: bool(supervisor.approvals.pending()))
+    assert await supervisor.answer(supervisor.approvals.pending()[0].id, Allow(), by="user") == "taken"
+    *_, last = await events_after(supervisor, run.ref.tree, Warned)
+    assert isinstance(last.body, Warned) and last.body.text == "the answer did not reach the agent: it went on"
     await supervisor.close()
 
 

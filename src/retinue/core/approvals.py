@@ -119,6 +119,12 @@ def _encode_plain(value: Any) -> bytes:
         return ascii(value).encode()
 
 
+def find_answer_text(decision: Allow) -> str:
+    """Return the user's own text in the answer to a free-text question, or ''."""
+    text = (decision.args or {}).get("answer")
+    return text if isinstance(text, str) else ""
+
+
 def check_approver(approver: object) -> None:
     """Raise ConfigError if `approver` can never answer: it is not async, cannot be called with just the question, or
     is annotated to return something other than Allow or Deny."""

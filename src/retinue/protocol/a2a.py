@@ -9,13 +9,13 @@ a cursor, and text deltas while its models generate. A client that was disconnec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from retinue.core.approvals import Allow, Approval, Decision, Deny
+from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, Decision, Deny, find_answer_text
 from retinue.core.caller import Caller
-from retinue.core.events import Delta, Event, encode_event
+from retinue.core.events import ApprovalAsked, Delta, Event, encode_event
 from retinue.protocol import inherited_limits
 from retinue.protocol.control import decode_item, encode_delta
 from retinue.protocol.peer_events import strip_event
@@ -25,7 +25,7 @@ EXTENSION = "urn:retinue:a2a:runs:1"
 AFTER_HEADER = "Retinue-After"
 ASKED, ANSWERED = "approval.asked", "approval.answer"
 PATH_KEY, RUN_KEY = "retinue/path", "retinue/run"
-MOST_PREVIEW = 64 * 1024
+MOST_PREVIEW = MOST_ANSWER = 64 * 1024  # characters
 
 
 def make_request_metadata(caller: Caller, path: str) -> dict[str, Any]:
@@ -81,16 +81,20 @@ def read_event_metadata(metadata: object) -> tuple[Event | Delta, str] | None:
 
 
 class ApprovalAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag=ANSWERED):
-    """The data part that answers a question. The answer counts only for the action with this `digest`."""
+    """The data part that answers a question. The answer counts only for the action with this `digest`. `answer` is the
+    text for a free-text question."""
 
     approval_id: str
     digest: str
     decision: Literal["allow", "deny"]
     reason: str = ""
+    answer: Annotated[str, msgspec.Meta(max_length=MOST_ANSWER)] = ""
 
     @property
     def verdict(self) -> Decision:
-        return Allow() if self.decision == "allow" else Deny(self.reason[:1000] or "the client said no")
+        if self.decision == "allow":
+            return Allow(args={"answer": self.answer}) if self.answer else Allow()
+        return Deny(self.reason[:1000] or "the client said no")
 
 
 def make_question(asked: Approval) -> dict[str, Any]:
@@ -107,10 +111,13 @@ def make_question(asked: Approval) -> dict[str, Any]:
     }
 
 
-def make_answer(approval_id: str, digest: str, decision: Decision) -> dict[str, Any]:
+def make_answer(asked: ApprovalAsked, decision: Decision) -> dict[str, Any]:
     """Return the data part that answers a question."""
-    word, reason = ("allow", "") if isinstance(decision, Allow) else ("deny", decision.reason)
-    return {"type": ANSWERED, "approval_id": approval_id, "digest": digest, "decision": word, "reason": reason}
+    answer: dict[str, Any] = {"type": ANSWERED, "approval_id": asked.approval_id, "digest": asked.digest}
+    if isinstance(decision, Deny):
+        return {**answer, "decision": "deny", "reason": decision.reason}
+    text = find_answer_text(decision) if asked.tool == INPUT_REQUIRED else ""
+    return {**answer, "decision": "allow", **({"answer": text} if text else {})}
 
 
 def read_approval_answer(data: object) -> ApprovalAnswer | None:

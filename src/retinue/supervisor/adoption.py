@@ -17,6 +17,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ from retinue.core.events import (
     RunSpawned,
     RunStarted,
     UsageReported,
+    Warned,
 )
 from retinue.core.messages import ASKER, FOREIGN, QUESTION, Call, RunRef, ToolSpec
 from retinue.core.plans import Plan
@@ -62,6 +64,7 @@ BY_PEER = "peer"  # the author of an answer that was given at the peer
 UNCONFIRMED = "the peer has not confirmed that the run received the message"
 FROM_PEER = "[as the remote agent shows it, where it runs]"
 NOBODY_ASKED = "nobody could be asked"
+UNDELIVERED = "the answer did not reach the agent: {why}"
 TOO_MANY = f"more than {MOST_QUESTIONS} questions are open"
 ASKED_AGAIN = "the question was open when the process ended; the run asks again if it still needs an answer"
 _OWN_PACE = (ApprovalAsked, ApprovalDecided)  # asked again after a crash, so never skipped as written
@@ -109,6 +112,14 @@ class AdoptedRun(Run, eq=False):
         """Connect the run to `adoption`, which takes reports about the run and carries messages to it."""
         self.adoption = adoption
         self.set_relay(partial(adoption.send, self.key))
+
+
+@dataclass(slots=True, eq=False)
+class _PeerQuestion:
+    """A question of a peer that is asked here. `approval_id` is its id here, once a person is asked."""
+
+    task: asyncio.Task[None]
+    approval_id: str = ""
 
 
 class _Speech:
@@ -189,7 +200,7 @@ class Adoption:
         self._words: dict[str, deque[tuple[str, str, asyncio.Future[int]]]] = {}  # text, message id, seq
         self._tasks = TaskOwner()
         # The open questions, by the peer's ids of the run and of the question:
-        self._questions: dict[tuple[str, str], tuple[asyncio.Task[None], Call]] = {}  # asked here
+        self._questions: dict[tuple[str, str], _PeerQuestion] = {}  # asked here
         self._elsewhere: dict[tuple[str, str], ApprovalAsked] = {}  # asked at the peer, with an id of ours
         self._patience = _Patience(tree.clock)
         self._written: deque[tuple[int, str]] = deque()
@@ -235,9 +246,9 @@ class Adoption:
         for _, _, place in self._words.pop(key, ()):
             if not place.done():
                 place.set_result(0)
-        for (run, _), (task, _) in list(self._questions.items()):
+        for (run, _), question in list(self._questions.items()):
             if run == key:
-                task.cancel()
+                question.task.cancel()
         for asked in [asked for asked in self._elsewhere if asked[0] == key]:
             del self._elsewhere[asked]
         self._patience.resume(key)
@@ -363,13 +374,15 @@ class Adoption:
         self._patience.pause(key, run)
 
     def _close_question(self, key: str, run: Run, body: ApprovalDecided) -> None:
-        """Close a question that was answered at the peer. An answer to a question that was not asked is nothing."""
+        """Close a question that was answered at the peer. An answer to a question that was not asked is nothing. An
+        answer that a person has already given here is still sent."""
         place = key, body.approval_id
-        question = self._questions.pop(place, None)
+        question = self._questions.get(place)
         if question is not None:
-            task, call = question
-            task.cancel()
-            written = [asked for asked in run.view.approvals if asked.call_id == call.id]
+            written = [asked for asked in run.view.approvals if asked.approval_id == question.approval_id]
+            if written or not question.approval_id:
+                del self._questions[place]
+                question.task.cancel()
         else:
             written = [self._elsewhere.pop(place)] if place in self._elsewhere else []
             if all(other != key for other, _ in self._elsewhere):
@@ -395,10 +408,9 @@ class Adoption:
     def _ask(self, key: str, run: Run, body: ApprovalAsked) -> None:
         place = key, body.approval_id
         if place not in self._questions:
-            call = Call(body.call_id or body.approval_id, body.tool, body.args)
             is_flood = len(self._questions) >= MOST_QUESTIONS
-            task = self._tasks.start(self._refuse(key, body) if is_flood else self._answer(key, run, body, call))
-            self._questions[place] = task, call
+            task = self._tasks.start(self._refuse(key, body) if is_flood else self._answer(key, run, body))
+            self._questions[place] = _PeerQuestion(task)
             task.add_done_callback(partial(self._forget_question, place))
 
     async def _refuse(self, key: str, body: ApprovalAsked) -> None:
@@ -407,26 +419,34 @@ class Adoption:
             await self._remote.answer(key, body.approval_id, Deny(TOO_MANY))
 
     def _forget_question(self, place: tuple[str, str], task: asyncio.Task[None]) -> None:
-        if place in self._questions and self._questions[place][0] is task:
+        if place in self._questions and self._questions[place].task is task:
             del self._questions[place]
 
-    async def _answer(self, key: str, run: Run, body: ApprovalAsked, call: Call) -> None:
+    async def _answer(self, key: str, run: Run, body: ApprovalAsked) -> None:
         """Ask the peer's question here, and send the answer to the peer. If nobody can be asked, the answer is no."""
+        question = self._questions[key, body.approval_id]
+        call = Call(body.call_id or body.approval_id, body.tool, body.args)
         spec = ToolSpec(body.tool, "", {}, tier=QUESTION if body.tool == INPUT_REQUIRED else FOREIGN)
         verdict = judge_call(run, spec, call)
         preview = body.preview
         if spec.tier == FOREIGN:
             preview = f"{FROM_PEER}\n{preview or format_json(clean_value(body.args))}"
         decision: Decision = Allow()
+
+        def note_id(approval_id: str) -> None:
+            question.approval_id = approval_id
+
         if verdict.what != "allow" or verdict.rule:
             try:
                 decision = await self._approvals.decide(
-                    run, call, spec=spec, preview=preview, verdict=verdict, runs_here=False
+                    run, call, spec=spec, preview=preview, verdict=verdict, runs_here=False, on_asked=note_id
                 )
             except Unconfirmed:
                 decision = Deny(NOBODY_ASKED)
-        with suppress(Undelivered):  # the peer has stopped waiting; its next reports say how it continues
+        try:
             await self._remote.answer(key, body.approval_id, decision)
+        except Undelivered as error:  # the peer's next reports say how it continues
+            run.write(Warned(UNDELIVERED.format(why=error), code="answer_undelivered"))
 
     # Commands for the peer
 

@@ -33,6 +33,7 @@ from retinue.core.approvals import (
     QuestionClosed,
     check_decision,
     digest_of,
+    is_edit,
 )
 from retinue.core.errors import ApproverLeft, ConfigError, Failed, Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned, redact
@@ -50,6 +51,7 @@ CLOSE_SECONDS = 2.0
 LEFT_SECONDS = 600.0
 TURN_INTERRUPTED = "the turn was interrupted"
 CHANGED = "the call changed while it was being asked about"
+EDITED_AT_PEER = "a call at a remote agent cannot be given other arguments; the user would allow it with these: {args}"
 ANOTHER = "It was allowed before, but its server describes it differently now."
 
 
@@ -107,9 +109,11 @@ class Approvals:
         preview: Preview | str,
         verdict: Verdict,
         runs_here: bool = True,
+        on_asked: Callable[[str], object] = lambda _: None,
     ) -> Decision:
         """Decide about a call that the policy does not simply allow. The decision is written before it takes
-        effect. The start of a call that does not run here is for its peer to report."""
+        effect. The start of a call that does not run here is for its peer to report. `on_asked` is called with the id
+        of the question, if a person is asked."""
         standing = _find_standing(run, call, spec, verdict)
         if verdict.what != "ask" or standing:
             rule = standing or verdict.rule
@@ -138,6 +142,7 @@ class Approvals:
             rule=_derive_rule(run, call, self._project, spec.seal) if has_rule else "",
             digest=_digest_call(run, call),
         )
+        on_asked(asked.approval_id)
         decision = await self._ask(run, call, spec, redact(asked))
         if isinstance(decision, Allow) and runs_here:
             await write_started(run, call)
@@ -314,12 +319,14 @@ class Approvals:
         return True
 
     def _check_answer(self, question: Question, decision: Decision) -> Decision:
-        """Return the decision, or a denial if the call is no longer the one shown, or if a rule denies the edited
-        call."""
+        """Return the decision, or a denial if the call is no longer the one shown, or if the edited call is not
+        possible: a rule denies it, or the call is at a peer, which would make it as it was."""
         if isinstance(decision, Deny):
             return decision
         if question.has_changed:
             return Deny(CHANGED)
+        if question.spec.tier == FOREIGN and decision.args is not None and is_edit(question.call.args, decision.args):
+            return Deny(EDITED_AT_PEER.format(args=format_json(decision.args)))
         if decision.args is not None:
             call = Call(question.call.id, question.call.name, decision.args)
             verdict = judge_call(question.run, question.spec, call)

@@ -12,7 +12,7 @@ from retinue import Allow, Deny
 from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalDecided, ToolResult
 from retinue.surfaces.a2a.server import A2aServer
-from tests.surfaces.a2a.kit import answer, ask, connect, make_argocd, question_of, read_bodies, serve
+from tests.surfaces.a2a.kit import answer, ask, connect, make_argocd, make_request, question_of, read_bodies, serve
 
 SCRIPT: dict[str, Any] = {
     "argocd": [{"tools": [{"name": "deploy", "args": {"target": "prod"}}]}, {"text": "{{last_result}}"}]
@@ -86,6 +86,7 @@ async def test_nothing_but_the_bound_data_part_is_a_yes(tmp_path: Path) -> None:
             answer(question, approval_id="another"),
             answer(question, decision="yes"),
             answer(question, scope="project"),
+            answer(question, answer="prod"),  # no text is asked for
         ]
         for part in forged:
             with pytest.raises(InvalidParamsError):
@@ -96,6 +97,39 @@ async def test_nothing_but_the_bound_data_part_is_a_yes(tmp_path: Path) -> None:
     assert denied[-1].status_update.status.state == TaskState.TASK_STATE_COMPLETED
     results = await read_bodies(tmp_path, task, ToolResult)
     assert [(body.success, "not today" in body.text) for body in results] == [(False, True)]
+
+
+async def test_a_message_that_is_sent_again_is_not_answered_with_an_old_question(tmp_path: Path) -> None:
+    """The client has lost the response to its message. The task asks the next question by now."""
+    calls = [{"tools": [{"name": "deploy", "args": {"target": name}}]} for name in ("one", "two")]
+    script: dict[str, Any] = {"argocd": [*calls, {"text": "both"}]}
+    async with serve(tmp_path, make_argocd(script), asks_client=True) as server, connect(server) as client:
+        begins = make_request("deploy")
+        events = [event async for event in client.send_message(begins)]
+        answers = make_request("", task_id=events[0].task.id, parts=[answer(question_of(events))])
+        asked = [
+            question_of([event async for event in client.send_message(each)]) for each in (answers, answers, begins)
+        ]
+    assert [each["args"]["target"] for each in asked] == ["two"] * 3
+
+
+async def test_either_all_answers_of_a_message_count_or_none(tmp_path: Path) -> None:
+    calls = [{"name": "deploy", "args": {"target": name}} for name in ("one", "two")]
+    script: dict[str, Any] = {"argocd": [{"tools": calls}, {"text": "both"}]}
+    async with serve(tmp_path, make_argocd(script), asks_client=True) as server, connect(server) as client:
+        task = (await ask(client, "deploy"))[0].task.id
+        found = server.tasks.find(task, "anyone")
+        assert found is not None
+        await server.tasks.wait_until(found, lambda view: len(view.questions) == 2)
+        first, second = [
+            {"approval_id": asked.id, "digest": asked.digest} for asked in await server.control.pending(task)
+        ]
+        with pytest.raises(InvalidParamsError):
+            await ask(client, "", task_id=task, parts=[answer(first), answer(second, digest="0" * 32)])
+        assert len(await server.control.pending(task)) == 2
+        await ask(client, "", task_id=task, parts=[answer(first)])
+        rest = await ask(client, "", task_id=task, parts=[answer(first), answer(second)])  # the first once more
+    assert rest[-1].status_update.status.state == TaskState.TASK_STATE_COMPLETED
 
 
 async def test_the_deny_of_the_host_wins(tmp_path: Path) -> None:
@@ -114,7 +148,7 @@ async def test_the_deny_of_the_host_wins(tmp_path: Path) -> None:
 
 async def test_without_the_flag_only_the_host_answers(tmp_path: Path) -> None:
     async with serve(tmp_path, make_argocd(SCRIPT)) as server, connect(server) as client:
-        events = client.send_message(_request("deploy"))
+        events = client.send_message(make_request("deploy"))
         task = (await anext(events)).task.id
         asked = await pending(server, task)
         assert (await client.get_task(GetTaskRequest(id=task))).status.state == TaskState.TASK_STATE_WORKING
@@ -124,9 +158,3 @@ async def test_without_the_flag_only_the_host_answers(tmp_path: Path) -> None:
         assert await server.control.answer(asked.id, Allow(), by="user") == "taken"
         rest = [event async for event in events]
     assert rest[-1].status_update.status.state == TaskState.TASK_STATE_COMPLETED
-
-
-def _request(text: str) -> Any:
-    from tests.surfaces.a2a.kit import make_request
-
-    return make_request(text)

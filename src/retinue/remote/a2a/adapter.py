@@ -35,7 +35,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Value
 
 from retinue.concurrency import RateLimit, TaskOwner
-from retinue.core.approvals import INPUT_REQUIRED, Allow, Decision
+from retinue.core.approvals import INPUT_REQUIRED, Allow, Decision, find_answer_text
 from retinue.core.errors import Disconnected, RetinueError
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Gap, Inbox, RunEnded, RunResumed
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
@@ -53,6 +53,7 @@ from retinue.protocol.notices import remove_plans
 from retinue.remote.a2a.connection import MALFORMED, PeerConnection, Unreachable, refuse_malformed
 from retinue.remote.a2a.updates import ENDINGS, UpdateFold
 from retinue.remote.port import STARTED, Capabilities, RemoteRequest, Report, Undelivered, make_report
+from retinue.remote.validator import ID_CHARACTERS
 
 NAME_CHARACTERS = 300
 FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
@@ -134,10 +135,11 @@ class A2aRun:
         self._is_asked = not is_new  # True if the message may have reached the agent
         self._can_answer = False
         self._fold = UpdateFold(reference.task)
-        self._asked: dict[str, tuple[str, ApprovalAsked]] = {}  # the other Retinue's open questions, with their runs
+        self._asked: dict[tuple[str, str], ApprovalAsked] = {}  # the other Retinue's open questions, by run and id
         self._inbox: asyncio.Queue[Report] = asyncio.Queue()
-        self._input: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # a question's id and its answer
-        self._answered = ""  # the last question with an answer
+        self._answer = ""  # to the agent's last question that has an answer
+        self._answered = ""  # the id of this question
+        self._goes_on = asyncio.Event()  # set when the agent's question was answered, or withdrawn outside its streams
         self._confirmed = asyncio.Event()
         if reference.task:
             self._confirmed.set()
@@ -194,11 +196,11 @@ class A2aRun:
                     why = "its stream ended before the task did"
                     if not self._known.task and not self._known.typed:
                         raise Disconnected(f"{UNKNOWN_START}: {why}")
+                    if self._fold.needs_input:
+                        continue
                 except (Unreachable, A2AClientError, httpx.HTTPError) as error:
                     why = _explain(error)
                     tries = self._check_lost(error, tries)
-                if self._fold.needs_input:
-                    continue
                 vain = vain + 1 if time.monotonic() - began < LONGEST_WAIT else 0
                 wait = FIRST_WAIT if self._seen_at > began else min(wait * 2, LONGEST_WAIT)
                 if time.monotonic() - self._seen_at + wait > self._agent.reconnect_timeout or vain > MOST_VAIN:
@@ -245,7 +247,9 @@ class A2aRun:
         return NO_ENTRY.format(status=status, auth=auth)
 
     async def _read_once(self) -> AsyncGenerator[Report]:
-        """Read one stream of the task to its end, of whichever kind is available."""
+        """Read one stream of the task, of whichever kind is available, until it ends or the user answers the agent's
+        question. First wait for the answer to an open question."""
+        await self._wait_for_input()
         await self._connection.open()
         extension = self._connection.extension
         is_typed = extension is not None
@@ -254,7 +258,10 @@ class A2aRun:
             self._known = msgspec.structs.replace(self._known, typed=is_typed)
         is_heard = False
         try:
-            async with aclosing(self._open_stream()) as updates:
+            async with (
+                aclosing(self._open_stream()) as stream,
+                aclosing(self._read_until_answer(stream)) as updates,
+            ):
                 async for update in updates:
                     self._seen_at, is_heard = time.monotonic(), True
                     await self._rate.wait()
@@ -265,13 +272,40 @@ class A2aRun:
             if is_heard:  # the agent was connected until now, even if silent
                 self._seen_at = time.monotonic()
 
+    async def _wait_for_input(self) -> None:
+        """Wait, without a timeout, while the agent's question has no answer."""
+        if self._fold.needs_input and not self._fold.is_answered:
+            self._goes_on.clear()
+            await self._goes_on.wait()
+            self._seen_at = time.monotonic()
+        self._goes_on.clear()
+
+    async def _read_until_answer(self, stream: AsyncGenerator[StreamResponse]) -> AsyncGenerator[StreamResponse]:
+        """Yield the updates of a stream until it ends, or until the user answers the agent's question: some agents keep
+        the stream open, and the answer must not wait for its end. The state of the task then replaces the rest."""
+        async with TaskOwner() as owner:
+            going_on = owner.start(self._goes_on.wait())
+            reading = owner.start(_next(stream))
+            await asyncio.wait([reading])  # without `going_on`, because the request of the stream must arrive
+            while reading.done():
+                try:
+                    update = reading.result()
+                except StopAsyncIteration:
+                    return
+                yield update
+                reading = owner.start(_next(stream))
+                await asyncio.wait([reading, going_on], return_when=asyncio.FIRST_COMPLETED)
+        with suppress(A2AError, RetinueError, httpx.HTTPError, TimeoutError, *MALFORMED):
+            async with asyncio.timeout(self._agent.timeout):
+                task = await self._look_up(await self._connection.get_client(streaming=False))
+            yield StreamResponse(task=task)
+
     async def _open_stream(self) -> AsyncGenerator[StreamResponse]:
         """Request the task, or the rest of its updates."""
         streaming = self._connection.card.capabilities.streaming
         client = await self._connection.get_client(streaming=streaming)
-        if self._fold.needs_input:
-            request = self._make_message([Part(text=await self._wait_for_input())])
-            stream = client.send_message(request, context=await self._make_context())
+        if self._fold.is_answered:
+            stream = self._send_answer(client)
         elif not self._known.task:
             if not self._is_new and not self._known.typed:
                 raise Disconnected(UNKNOWN_START)
@@ -307,6 +341,22 @@ class A2aRun:
         except (UnsupportedOperationError, MethodNotFoundError):
             async for update in self._poll(client):
                 yield update
+
+    async def _send_answer(self, client: Any) -> AsyncIterator[StreamResponse]:
+        """Send the user's answer and yield the updates after it. An agent that has ended its task meanwhile, without
+        an answer, refuses it: then yield the task."""
+        context = await self._make_context()
+        self._fold.mark_sent()
+        try:
+            async for update in client.send_message(self._make_message([Part(text=self._answer)]), context=context):
+                yield update
+        except A2AError:
+            task = Task()
+            with suppress(A2AError, httpx.HTTPError):
+                task = await self._look_up(client)
+            if task.status.state not in ENDINGS:
+                raise
+            yield StreamResponse(task=task)
 
     async def _poll(self, client: Any) -> AsyncIterator[StreamResponse]:
         """Poll the state of a task whose agent does not stream."""
@@ -344,10 +394,11 @@ class A2aRun:
         if isinstance(body, RunResumed):
             return self._withdraw_questions(report.run)
         if isinstance(body, ApprovalAsked):
-            if len(self._asked) < MOST_ASKED:
-                self._asked[body.approval_id] = report.run, msgspec.structs.replace(body, args={}, preview="")
+            if len(self._asked) < MOST_ASKED:  # the first question with an id is the one that is shown
+                place = report.run, body.approval_id[:ID_CHARACTERS]
+                self._asked.setdefault(place, msgspec.structs.replace(body, args={}, preview=""))
         elif isinstance(body, ApprovalDecided):
-            self._asked.pop(body.approval_id, None)
+            self._asked.pop((report.run, body.approval_id[:ID_CHARACTERS]), None)
         elif isinstance(body, RunEnded) and report.run == STARTED:
             self._fold.mark_ended()
             body = msgspec.structs.replace(body, final_response=remove_plans(body.final_response))
@@ -356,9 +407,7 @@ class A2aRun:
     def _withdraw_questions(self, run: str) -> list[Report]:
         """Return reports that withdraw the questions of a resumed run. The run asks again if it still needs an
         answer."""
-        void = [asked for of, asked in self._asked.values() if of == run]
-        for asked in void:
-            del self._asked[asked.approval_id]
+        void = [self._asked.pop(place) for place in list(self._asked) if place[0] == run]
         return [
             Report(run, ApprovalDecided(asked.approval_id, asked.call_id, allowed=False, reason=ASKED_AGAIN))
             for asked in void
@@ -402,15 +451,6 @@ class A2aRun:
             headers["traceparent"] = self._request.limits.traceparent
         return await self._connection.make_context(**headers)
 
-    async def _wait_for_input(self) -> str:
-        """Wait, without a timeout, for the user's answer to the agent's question."""
-        question = text = ""
-        while question != self._fold.question:  # the agent has asked again before the answer was sent
-            question, text = await self._input.get()
-        self._fold.mark_answered()
-        self._seen_at = time.monotonic()
-        return text
-
     # Commands
 
     async def send(self, run: str, text: str) -> None:
@@ -430,17 +470,20 @@ class A2aRun:
         if not self._known.typed:
             self._give_input(approval_id, _format_decision(decision))
             return
-        if approval_id not in self._asked:
+        asked = self._asked.pop((run, approval_id), None)
+        if asked is None:
             raise Undelivered(NOT_OPEN)
-        _, asked = self._asked.pop(approval_id)
-        answer = Part(data=ParseDict(make_answer(approval_id, asked.digest, decision), Value()))
+        answer = Part(data=ParseDict(make_answer(asked, decision), Value()))
         await self._tell([answer], repeats=True)
 
     def _give_input(self, question: str, text: str) -> None:
-        if question in (self._answered, "") or question != self._fold.question:
+        """Send the answer next. It is also sent if the agent has just gone on without it, but not if the agent has
+        asked another question."""
+        if question == self._answered or question != self._fold.newest_question:
             raise Undelivered(NOT_OPEN)
-        self._answered = question
-        self._input.put_nowait((question, text))
+        self._answered, self._answer = question, text
+        self._fold.mark_answered()
+        self._goes_on.set()
 
     async def _tell(self, parts: list[Part], run: str = STARTED, *, repeats: bool = False) -> None:
         """Send a message to the task, or to a run below it, during its stream. `repeats` sends it again while the
@@ -494,9 +537,12 @@ class A2aRun:
             async with asyncio.timeout(A2aAdapter.grace):
                 await self._confirmed.wait()
                 task = await self._repeat(cancel_task)
-            if not self._known.typed:  # an agent that waits for input has no open stream
+            if not self._known.typed:  # an agent that waits for input may have no open stream
+                was_asking = self._fold.needs_input
                 for report in self._fold.apply(StreamResponse(task=task)):
                     self._inbox.put_nowait(report)
+                if was_asking and not self._fold.needs_input:
+                    self._goes_on.set()
 
     def _give_up(self) -> None:
         lost = RunEnded("disconnected", UNCANCELLED, 0, error_details=UNCANCELLED)
@@ -520,8 +566,8 @@ class A2aRun:
             wait = min(wait * 2, LONGEST_WAIT)
 
 
-async def _next(reports: AsyncGenerator[Report]) -> Report:
-    return await anext(reports)  # a coroutine, as a task needs
+async def _next(items: AsyncGenerator[T]) -> T:
+    return await anext(items)  # a coroutine, as a task needs
 
 
 def _is_unsent(error: Exception) -> bool:
@@ -556,6 +602,5 @@ def _fail(text: str) -> RunEnded:
 def _format_decision(decision: Decision) -> str:
     """Return the text for an agent that asks in words: the user's own answer or reason, else "yes" or "no"."""
     if isinstance(decision, Allow):
-        answer = (decision.args or {}).get("answer")
-        return answer if isinstance(answer, str) and answer else "yes"
+        return find_answer_text(decision) or "yes"
     return decision.reason or "no"

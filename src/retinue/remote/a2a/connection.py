@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httpx
 from a2a.client import Client, ClientConfig, ClientFactory
@@ -102,11 +102,19 @@ class PeerConnection:
         if not usable:
             raise RetinueError(f"the agent at {self.agent.url} offers neither JSON-RPC nor REST")
         for each in usable:
-            parts = urlsplit(each.url)
+            parts = self._split_url(each.url)
             if parts.scheme not in ("http", "https") or parts.netloc.lower() not in self.agent.origins:
                 raise RetinueError(OTHER_HOST.format(url=self.agent.url, host=_shorten(parts.netloc or each.url)))
             if parts.scheme == "http" and self.agent.url.startswith("https:"):
                 raise RetinueError(f"the card of {self.agent.url} sends us to an address without TLS: {each.url}")
+
+    def _split_url(self, url: str) -> SplitResult:
+        """Return the parts of an address in the card."""
+        try:
+            httpx.URL(url)  # stricter
+            return urlsplit(url)
+        except (ValueError, httpx.InvalidURL) as error:
+            raise RetinueError(f"the card of {self.agent.url} has an invalid address: {_shorten(error)}") from None
 
     @property
     def card(self) -> AgentCard:
@@ -206,8 +214,9 @@ class PeerConnection:
         for scheme in self.card.security_schemes.values():
             url = scheme.oauth2_security_scheme.flows.client_credentials.token_url
             if url:
-                if urlsplit(url).netloc.lower() not in self.agent.origins:
-                    raise RetinueError(OTHER_HOST.format(url=self.agent.url, host=_shorten(urlsplit(url).netloc)))
+                host = self._split_url(url).netloc
+                if host.lower() not in self.agent.origins:
+                    raise RetinueError(OTHER_HOST.format(url=self.agent.url, host=_shorten(host)))
                 return str(url)
         raise RetinueError(f"no token URL for {self.agent.url}: its card has none, so set 'token_url' in 'auth'")
 
@@ -226,8 +235,12 @@ class PeerConnection:
         return self._http
 
     async def _read_bounded(self, method: str, url: str, limit: int, **options: Any) -> bytes:
+        seconds = self.agent.timeout  # for each piece, and in all
         try:
-            async with self._get_http().stream(method, url, timeout=self.agent.timeout, **options) as response:
+            async with (
+                asyncio.timeout(seconds),
+                self._get_http().stream(method, url, timeout=seconds, **options) as response,
+            ):
                 status = response.status_code
                 if status != 200:
                     kind = Unreachable if status >= 500 or status == 429 else RetinueError  # the agent may be starting
@@ -240,6 +253,8 @@ class PeerConnection:
                 return bytes(data)
         except httpx.HTTPError as error:
             raise Unreachable(f"{url} cannot be reached: {_shorten(error) or type(error).__name__}") from None
+        except TimeoutError:
+            raise Unreachable(f"{url} has not answered within {seconds:g} s") from None
 
     async def close(self) -> None:
         forget_secret(self._token)

@@ -26,6 +26,7 @@ from retinue.core.events import (
     ToolCall,
     ToolResult,
     TurnStarted,
+    Warned,
 )
 from retinue.core.events import Message as Said
 from retinue.core.limits import EVENT_BYTES
@@ -48,16 +49,19 @@ NEEDS_LOGIN = "the agent asks its user to log in, which is not possible from her
 BETWEEN_ARTIFACTS = "\n\n"
 UNASKED = "the agent asks for input without saying what"
 WENT_ON = "the agent went on without an answer"
+UNSENT = "the answer was not sent: the agent asked another question before it got the answer"
 _LOG = logging.getLogger(__name__)
 
 
 class UpdateFold:
-    """The fold of one task's updates. `question` is the id of the agent's open question, or empty. A task with a
-    `task_id` was followed by an earlier process."""
+    """The fold of one task's updates. `question` is the id of the agent's open question, or empty. `newest_question`
+    is the id of its last question, open or not. `is_answered` is True while the open question has an answer that is not
+    sent yet. A task with a `task_id` was followed by an earlier process."""
 
     def __init__(self, task_id: str = "") -> None:
         self.task_id = task_id
-        self.question = ""
+        self.question = self.newest_question = ""
+        self.is_answered = False
         self._question_text = ""
         self.has_ended = False
         self._has_started = bool(task_id)
@@ -83,8 +87,13 @@ class UpdateFold:
         return bool(self.question)
 
     def mark_answered(self) -> None:
-        """Record that the agent's question has an answer."""
-        self.question = ""
+        """Record that the newest question has an answer. The question is open until the answer is sent, even if the
+        agent goes on meanwhile."""
+        self.question, self.is_answered = self.newest_question, True
+
+    def mark_sent(self) -> None:
+        """Record that the answer is sent."""
+        self.question, self.is_answered = "", False
 
     def apply(self, update: StreamResponse) -> list[Report]:
         """Return the reports for an update."""
@@ -153,7 +162,8 @@ class UpdateFold:
         elif state in ENDINGS and state != TaskState.TASK_STATE_COMPLETED:
             yield from self._end(ENDINGS[state], "\n".join(texts))
         else:
-            yield from self._withdraw_question()
+            if not self.is_answered:
+                yield from self._withdraw_question()
             for text in texts:
                 yield from self._take_text(text)
             if state == TaskState.TASK_STATE_COMPLETED:
@@ -161,18 +171,21 @@ class UpdateFold:
 
     def _ask(self, text: str) -> Iterator[Report]:
         """Report the agent's question in place of an earlier question, unless the question is already open."""
-        if self.question and text == self._question_text:
+        if self.question and text in (self._question_text, UNASKED):
             return
         yield from self._withdraw_question()
         self._questions += 1
-        name = self.question = f"input-{self._questions}"
+        name = self.question = self.newest_question = f"input-{self._questions}"
         self._question_text = text
         yield Report(STARTED, ApprovalAsked(name, name, INPUT_REQUIRED, {"question": text}, preview=text))
 
     def _withdraw_question(self) -> Iterator[Report]:
-        """Close the open question of an agent without an answer, because the agent has gone on."""
-        name, self.question = self.question, ""
-        if name:
+        """Close the open question of an agent, because the agent has gone on without an answer."""
+        name, is_answered = self.question, self.is_answered
+        self.mark_sent()
+        if is_answered:
+            yield Report(STARTED, Warned(UNSENT, code="answer_undelivered"))
+        elif name:
             yield Report(STARTED, ApprovalDecided(name, name, allowed=False, reason=WENT_ON))
 
     def _take_text(self, text: str) -> Iterator[Report]:

@@ -16,6 +16,7 @@ from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+from weakref import WeakValueDictionary
 
 import msgspec
 from a2a.server.context import ServerCallContext
@@ -58,7 +59,7 @@ from a2a.utils.task import (
 from google.protobuf.json_format import MessageToDict
 
 from retinue.concurrency import run_until_first
-from retinue.core.approvals import Approval, describe_closing
+from retinue.core.approvals import INPUT_REQUIRED, Allow, Approval, describe_closing
 from retinue.core.caller import NOBODY, Caller, ClientRequest
 from retinue.core.control import Control
 from retinue.core.errors import RetinueError
@@ -117,7 +118,8 @@ class TaskHandler(RequestHandler):
     ) -> None:
         self._control, self._tasks, self._options, self._screen = control, tasks, options, screen
         self._files = files
-        self._accepting = asyncio.Lock()
+        self._accepting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()  # by message
+        self._beginning = asyncio.Lock()
 
     # Messages
 
@@ -139,7 +141,8 @@ class TaskHandler(RequestHandler):
         message, client = read_message(params, context.state.get("headers", {})), _name_client(context)
         if params.configuration.HasField("task_push_notification_config"):
             raise PushNotificationNotSupportedError
-        async with self._accepting:  # the same message may arrive twice concurrently
+        # The same message may arrive twice concurrently. Other messages do not wait: its run may be at a slow peer.
+        async with self._accepting.setdefault((client, message.message_id), asyncio.Lock()):
             known = self._tasks.find_message(client, message.message_id)
             if known is not None:
                 self._screen.say(REPEATED.format(client=client, name=message.message_id, task=known.tree))
@@ -148,7 +151,8 @@ class TaskHandler(RequestHandler):
                 return await self._address(self._find(message.task_id, context), message)
             if message.answers:
                 raise InvalidParamsError("an answer needs the taskId of the task that asks")
-            return AcceptedMessage(await self._begin(message, client))
+            async with self._beginning:  # which counts the tasks, and continues the last one of a conversation
+                return AcceptedMessage(await self._begin(message, client))
 
     async def _begin(self, message: ClientMessage, client: str) -> ServedTask:
         """Start a run for a message, in a new or a continued conversation."""
@@ -191,15 +195,16 @@ class TaskHandler(RequestHandler):
         if message.context_id and message.context_id != task.request.context:
             raise InvalidParamsError(f"the task {task.tree} is in another context than {message.context_id}")
         view = await self._tasks.read_view(task)
-        if message.message_id in view.message_ids or _has_answered(view, task, message):
+        answers = [answer for answer in message.answers if not _is_given(view, task, answer)]
+        if message.message_id in view.message_ids or (message.answers and not answers and not message.text):
             return AcceptedMessage(task)  # a repeated message, perhaps first sent to a server that was killed
         if view.ending is not None or not self._tasks.is_live(task):
             raise UnsupportedOperationError(ENDED.format(task=task.tree))
         if message.files:
             raise InvalidParamsError("files can only come with the first message of a task")
         after = view.last_seq
-        for answer in message.answers:
-            await self._answer(task, answer)
+        for asked, answer in [(await self._find_question(task, answer), answer) for answer in answers]:
+            await self._answer(task, asked, answer)
         if message.text:
             receipt = await self._control.send(
                 task.tree, message.run, message.text, source=ASKER, message_id=message.message_id
@@ -209,14 +214,20 @@ class TaskHandler(RequestHandler):
         self._tasks.note_message(task, message.message_id)
         return AcceptedMessage(task, after, frozenset(answer.approval_id for answer in message.answers))
 
-    async def _answer(self, task: ServedTask, answer: ApprovalAnswer) -> None:
-        """Answer a question of a task for its client. The digest must match, so a client can allow only the call it
-        was shown."""
+    async def _find_question(self, task: ServedTask, answer: ApprovalAnswer) -> Approval:
+        """Return the open question that a client answers. The digest must match, so a client can allow only the call
+        it was shown, as it was shown."""
         if not self._options.asks_client:
             raise UnsupportedOperationError(NOT_ASKED)
         asked = {question.id: question for question in await self._control.pending(task.tree)}.get(answer.approval_id)
         if asked is None or not asked.digest or asked.digest != answer.digest:
             raise InvalidParamsError("the answer is not to a question that is open: its approval_id and digest differ")
+        if answer.answer and asked.tool != INPUT_REQUIRED:
+            raise InvalidParamsError("'answer' is for free-text questions only: allow or deny the call as it is")
+        return asked
+
+    async def _answer(self, task: ServedTask, asked: Approval, answer: ApprovalAnswer) -> None:
+        """Answer a question of a task for its client."""
         by = _name_answerer(task)
         given = await self._control.answer(asked.id, answer.verdict, by=by, digest=answer.digest, surface="a2a")
         if given != "taken":
@@ -285,10 +296,19 @@ class TaskHandler(RequestHandler):
                 if not isinstance(item, Delta):
                     seq = item.seq
                 for update in fold.apply(item):
-                    if seq > after:
-                        yield update
-                        if pauses and _asks_input(update):
-                            return
+                    if seq <= after:
+                        continue
+                    is_pause = pauses and _asks_input(update)
+                    if is_pause and not await self._is_open(task, item):
+                        continue  # the client has sent its message again, after it had answered
+                    yield update
+                    if is_pause:
+                        return
+
+    async def _is_open(self, task: ServedTask, item: Event | Delta) -> bool:
+        """Return True if the question that an event asks is still open."""
+        name = getattr(item.body, "approval_id", "") if isinstance(item, Event) else ""
+        return any(question.id == name for question in await self._control.pending(task.tree))
 
     async def _list_open_questions(self, task: ServedTask) -> list[Approval]:
         if not self._options.asks_client:
@@ -423,17 +443,13 @@ def _name_answerer(task: ServedTask) -> str:
     return f"a2a client {task.request.client}"
 
 
-def _has_answered(view: TaskView, task: ServedTask, message: ClientMessage) -> bool:
-    """Return True if a message contains only answers that the same client has already given."""
-    given = [(view.decisions.get(answer.approval_id), answer.decision == "allow") for answer in message.answers]
-    return (
-        bool(given)
-        and not message.text
-        and all(
-            decided is not None and (decided.allowed, decided.by) == (allows, _name_answerer(task))
-            for decided, allows in given
-        )
-    )
+def _is_given(view: TaskView, task: ServedTask, answer: ApprovalAnswer) -> bool:
+    """Return True for an answer that the same client has already given."""
+    decided, verdict = view.decisions.get(answer.approval_id), answer.verdict
+    if decided is None or decided.by != _name_answerer(task):
+        return False
+    args = verdict.args if isinstance(verdict, Allow) else None
+    return (decided.allowed, decided.args) == (isinstance(verdict, Allow), args)
 
 
 async def _put_back(first: Event | Delta | None, items: AsyncGenerator[Event | Delta]) -> AsyncGenerator[Event | Delta]:
