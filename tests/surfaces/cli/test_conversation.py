@@ -113,9 +113,15 @@ def test_typing_while_it_works_steers_and_escape_interrupts(project: Project, op
 
 
 def test_a_question_is_answered_beside_the_input_line(project: Project, open_tmux: Open) -> None:  # noqa: F811
-    terminal = start(open_tmux, project, {"main": [{**WRITE, "delay": 1.0}, "Written."]}, "--workspace", "shared")
+    gate = Gate(project.folder / "gate")
+    (project.folder / "retinue.yaml").write_text("approvals: {mode: ask, allow: [shell]}\n")
+    project.retinue("trust", "--yes")
+    terminal = start(open_tmux, project, {"main": [gate.reply, WRITE, "Written."]}, "--workspace", "shared")
     say(terminal, "write")
+    held = gate.hold()
     terminal.type("yes, and")  # a line that is being typed answers nothing
+    terminal.read_until("> yes, and")
+    os.close(held)
     terminal.read_until("write(a.txt)")
     terminal.type(" more")
     terminal.read_until("> yes, and more")
