@@ -209,7 +209,7 @@ async def test_a_form_is_asked_again_until_it_fits_and_nobody_is_no_answer() -> 
     assert result.status == "done" and "decline: None" in [body.text for body in results(events)]
 
 
-async def test_an_older_server_asks_and_its_wish_for_a_model_is_refused(tmp_path: Path) -> None:
+async def test_an_older_server_asks_and_its_choice_of_a_model_is_refused(tmp_path: Path) -> None:
     person = Person(lambda _: Allow(args={"ok": "yes"}))
     script = turns(call("mcp__bad__one"))
     _, events = await run({"bad": program("bad", "asks", str(tmp_path))}, script, approver=person)
