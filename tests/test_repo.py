@@ -19,6 +19,8 @@ REPO = Path(__file__).resolve().parent.parent
 ALLOWED = Path(__file__).with_name("allowed_places.json")
 MOST_POSITIONAL = 4
 MOST_ROLE_MEMBERS = 3
+# Test folders that are about more than one module of their package.
+TOPICS = {"agent/teams", "control/loopback", "supervisor/accounts", "surfaces/demo"}
 BANNED = {
     "unittest" + ".mock": "write a real in-memory implementation instead",
     "time" + ".sleep(": "the test owns time; in async code it blocks the loop",
@@ -529,6 +531,13 @@ def test_tests_are_laid_out_like_the_packages() -> None:
     folders = {path.name for path in (REPO / "tests").iterdir() if list(path.glob("**/test_*.py"))}
     assert folders - packages == {"crash", "docs", "golden", "packaging", "soak", "subagent"}  # subagent is a module
     assert packages <= folders
+
+
+def test_a_test_folder_below_that_of_a_package_names_a_part_of_it_or_a_topic() -> None:
+    source, tests = REPO / "src/retinue", REPO / "tests"
+    folders = {path.parent.relative_to(tests) for path in tests.glob("*/*/**/test_*.py")}
+    parts = {path.relative_to(source).with_suffix("") for path in (*source.rglob("*.py"), *source.rglob("*/"))}
+    assert {path.as_posix() for path in folders - parts} == TOPICS
 
 
 def test_fragments_wait_only_for_a_version_without_a_section() -> None:

@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from retinue.sandbox.escapes import TRIES, run_as_user
-from tests.remote.outbox.test_kills import running
+from tests.control.outbox_watcher.test_kills import running
 from tests.sandbox.crash_scenes import CRASH_SCENES
 from tests.sandbox.places import ROOT, USERS_CONTAINER, Place, needs_bubblewrap, needs_users_containers
 from tests.sandbox.scenes import SCENES, in_process
