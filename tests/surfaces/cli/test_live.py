@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,17 @@ Open = Callable[..., Tmux]
 def open_tmux(project: Project, tmp_path: Path) -> Iterator[Open]:
     opened: list[Tmux] = []
 
-    def start(*arguments: str, columns: int = 80, rows: int = 24, shell: bool = False, **more: str) -> Tmux:
+    def start(
+        *arguments: str,
+        program: Sequence[str] = COMMAND,
+        columns: int = 80,
+        rows: int = 24,
+        shell: bool = False,
+        **more: str,
+    ) -> Tmux:
         folder = tmp_path / f"tmux{len(opened)}"
         folder.mkdir()
-        words = [*COMMAND, *project.said(arguments)] if arguments else []
+        words = [*program, *project.said(arguments)] if arguments else []
         env = environment(TERM="tmux-256color", PS1="shell> ", **more)
         command = ["bash", "--norc", "--noprofile", "-i"] if shell else words
         terminal = Tmux(folder, command, env=env, cwd=project.folder, columns=columns, rows=rows)
