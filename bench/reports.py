@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.table import Row
-from tests.control.collector.flood import flood
+from tests.remote.collector.flood import flood
 
 PROCESSES, SUBAGENTS, EVENTS, PER_SECOND = 4, 200, 50, 1000
 

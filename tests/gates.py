@@ -124,6 +124,7 @@ def limit_calls(most: int) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(None)
+    assert left >= 0, f"more than {most} calls"  # what was called may have caught the error
 
 
 async def pass_time(seconds: float) -> None:

@@ -19,6 +19,8 @@ REPO = Path(__file__).resolve().parent.parent
 ALLOWED = Path(__file__).with_name("allowed_places.json")
 MOST_POSITIONAL = 4
 MOST_ROLE_MEMBERS = 3
+# Test folders that are about more than one module of their package.
+TOPICS = {"agent/teams", "control/loopback", "supervisor/accounts", "surfaces/demo"}
 BANNED = {
     "unittest" + ".mock": "write a real in-memory implementation instead",
     "time" + ".sleep(": "the test owns time; in async code it blocks the loop",
@@ -77,6 +79,16 @@ OWNER_RULE = "state is written by its module"
 SLEEP_RULE = "tests own their time"
 BUILD_RULE = "build passes on no class from below"
 PORT_RULE = "a port has two implementations"
+CLOCKS = {
+    f"{clock}{unit}"
+    for clock in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+    for unit in ("", "_ns")
+}
+DURATIONS = {"elapsed", "took", "seconds", "duration"}
+# The tests that may assert a duration, and why.
+MEASURED = {
+    "surfaces/printer/test_live_view.py": "the longer it took, the more frames there may be",
+}
 CONTAINERS = {"list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"}
 CHANGES = {
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
@@ -127,14 +139,71 @@ def find_second_mechanisms(home: str) -> Iterator[str]:
 
 
 def find_sleeps(trees: dict[str, ast.Module]) -> Iterator[str]:
-    """Yield the file of each wait for a time. A sleep of 0 only lets others run; a long wait only ends what hangs."""
+    """Yield the file of each wait for a time. A sleep of 0 only lets others run; a long wait only ends what hangs, but
+    for an event that nobody else has."""
     for name, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and node.args and name != "gates.py":
                 called, seconds = get_last_name(node.func), getattr(node.args[0], "value", None)
                 is_short = isinstance(seconds, float) and seconds < 1
+                is_short |= isinstance(node.func, ast.Attribute) and is_call_of(node.func.value, "Event")
                 if (called == "sleep" and seconds != 0) or (called == "wait" and is_short):
                     yield name
+
+
+def is_call_of(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Call) and get_last_name(node) == name
+
+
+def find_asserted_durations(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """Yield the file of each comparison in an assert with a difference of clock readings, with a name that was made
+    from one, or of a name in `DURATIONS` with a number."""
+    for name, tree in trees.items():
+        nodes = list(ast.walk(tree))
+        measured = list_measured_names(nodes)
+        compared = [
+            node
+            for each in nodes
+            if isinstance(each, ast.Assert)
+            for node in ast.walk(each.test)
+            if isinstance(node, ast.Compare)
+        ]
+        for node in compared:
+            parts = list(ast.walk(node))
+            names = set(map(get_name, parts))
+            sides = [getattr(side, "value", None) for side in (node.left, *node.comparators)]
+            has_number = any(isinstance(side, int | float) for side in sides)
+            if any(map(is_duration, parts)) or names & measured or (names & DURATIONS and has_number):
+                yield name
+
+
+def list_measured_names(nodes: list[ast.AST]) -> set[str]:
+    """List the names that are assigned a difference of clock readings, or a value made from such a name."""
+    assigned = [node for node in nodes if isinstance(node, ast.Assign)]
+    measured, found = {""}, set[str]()
+    while found != measured:
+        measured = found
+        found = {
+            target.id
+            for node in assigned
+            for target in node.targets
+            if isinstance(target, ast.Name)
+            and any(is_duration(part) or get_name(part) in measured for part in ast.walk(node.value))
+        }
+    return measured
+
+
+def get_name(node: ast.AST) -> str | None:
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def is_duration(node: ast.AST) -> bool:
+    """Return True for a difference with the reading of a clock."""
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Sub)
+        and any(isinstance(side, ast.Call) and get_last_name(side) in CLOCKS for side in (node.left, node.right))
+    )
 
 
 def list_record_classes(trees: dict[str, ast.Module]) -> set[str]:
@@ -370,10 +439,42 @@ def test_a_change_of_a_container_of_another_module_is_found() -> None:
 
 
 def test_a_wait_for_a_time_is_found() -> None:
-    waits = ["asyncio.sleep(0.1)", "sleep(seconds)", "clock.sleep(50)", "pause.wait(0.05)"]
+    waits = [
+        "asyncio.sleep(0.1)",
+        "sleep(seconds)",
+        "clock.sleep(50)",
+        "pause.wait(0.05)",
+        "threading.Event().wait(moment)",
+    ]
     others = ["asyncio.sleep(0)", "process.wait(150)", "event.wait()", "sleep_less(3)"]
     trees = {text: ast.parse(text) for text in [*waits, *others]}
     assert list(find_sleeps(trees)) == waits
+
+
+def test_no_test_asserts_how_long_something_took() -> None:
+    found = set(find_asserted_durations(parse_files(read_folder("tests"))))
+    assert found - MEASURED.keys() == set(), "count steps (tests/gates.py), or measure in bench/"
+    assert MEASURED.keys() - found == set(), "no exception any more"
+
+
+def test_an_asserted_duration_is_found() -> None:
+    durations = [
+        "assert time.monotonic() - began < 1",
+        "assert done and 5 > 2 * (end - perf_counter())",
+        "spent = loop.time() - began\nassert spent <= limit",
+        "spent = process_time() - began\nrate = count / spent\nassert rate >= LEAST",
+        "assert elapsed < 0.5",
+        "assert 1 < took < 2",
+    ]
+    others = [
+        "assert time.monotonic() < deadline",
+        "spent = time.time() - began\nprint(spent)",
+        "assert result.duration_ms == 100",
+        "assert seconds == given",
+        "assert count - 1 == 4",
+    ]
+    trees = {text: ast.parse(text) for text in [*durations, *others]}
+    assert list(find_asserted_durations(trees)) == durations
 
 
 def test_a_class_from_below_that_build_passes_on_is_found() -> None:
@@ -442,6 +543,13 @@ def test_tests_are_laid_out_like_the_packages() -> None:
     folders = {path.name for path in (REPO / "tests").iterdir() if list(path.glob("**/test_*.py"))}
     assert folders - packages == {"crash", "docs", "golden", "packaging", "soak", "subagent"}  # subagent is a module
     assert packages <= folders
+
+
+def test_a_test_folder_below_that_of_a_package_names_a_part_of_it_or_a_topic() -> None:
+    source, tests = REPO / "src/retinue", REPO / "tests"
+    folders = {path.parent.relative_to(tests) for path in tests.glob("*/*/**/test_*.py")}
+    parts = {path.relative_to(source).with_suffix("") for path in (*source.rglob("*.py"), *source.rglob("*/"))}
+    assert {path.as_posix() for path in folders - parts} == TOPICS
 
 
 def test_fragments_wait_only_for_a_version_without_a_section() -> None:

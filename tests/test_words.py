@@ -6,6 +6,7 @@
 import ast
 import importlib.util
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ ADVICE = {
     "class names that stand twice": "one name, one meaning in the whole package",
     "function names that stand twice": "one name, one meaning in the whole package",
 }
+OLD_WORDS = {"desk": "open questions", "wish": "order, or what was asked for"}
 ENTRY_POINTS = {"main"}  # of each program
 
 
@@ -98,6 +100,20 @@ def find_repeated_names(*kinds: type[ast.ClassDef | ast.FunctionDef | ast.AsyncF
     return sorted(name for name, count in names.items() if count > 1)
 
 
+def find_old_words(tree: ast.Module) -> Iterator[str]:
+    """Yield the names and docstrings of a module that have a word of an earlier vocabulary."""
+    names = [
+        getattr(node, field)
+        for node in ast.walk(tree)
+        for field in ("id", "attr", "arg", "name", "asname")
+        if isinstance(getattr(node, field, None), str)
+    ]
+    for text in (*names, *(text for _, text in SHAPE.find_docstrings(tree))):
+        words = re.findall(r"[A-Z]?[a-z]+", text)
+        if any(word.lower() in (old, f"{old}s", f"{old}es") for word in words for old in OLD_WORDS):
+            yield text
+
+
 @pytest.mark.parametrize("rule", ADVICE)
 def test_no_new_exception(rule: str) -> None:
     allowed, found = json.loads(ALLOWED.read_text())[rule], list_exceptions()[rule]
@@ -110,6 +126,26 @@ def test_no_new_exception(rule: str) -> None:
 @pytest.mark.parametrize(("folder", "figure"), MOST_PERCENT)
 def test_vague_words_and_names_get_fewer(folder: str, figure: str) -> None:
     assert measure_words(folder)[figure] <= MOST_PERCENT[folder, figure]
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, "tests", "bench"])
+def test_no_name_or_docstring_has_a_word_of_an_earlier_vocabulary(folder: str) -> None:
+    found = {module.name: list(find_old_words(module.tree)) for module in load_modules(folder)}
+    assert not {name: texts for name, texts in found.items() if texts}, f"say instead: {OLD_WORDS}"
+
+
+def test_a_word_of_an_earlier_vocabulary_is_found() -> None:
+    text = (
+        'class FrontDesk:\n    """Two wishes."""\n'
+        "def place(first_wish, *, wish_list=1): return desktop.desk\n'a wish'"
+    )
+    assert sorted(find_old_words(ast.parse(text))) == [
+        "FrontDesk",
+        "Two wishes.",
+        "desk",
+        "first_wish",
+        "wish_list",
+    ]
 
 
 def test_sibling_modules_form_no_cycle() -> None:

@@ -22,7 +22,7 @@ def ask(number: int, **args: str) -> Approval:
     return Approval(f"t/0/{number}", "t", 0, "/main", "main", "shell", {"command": "true", **args}, "c1", number=number)
 
 
-class Desk:
+class NotifierSetup:
     """A notifier with the questions that it gets and its warnings."""
 
     def __init__(self, folder: Path, *command: str) -> None:
@@ -42,40 +42,40 @@ async def wait_for(folder: Path, count: int) -> list[str]:
 
 
 async def test_a_command_ends_with_its_question_and_only_a_few_run_at_once(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, "sh", "-c", 'echo $$ > "$RETINUE_QUESTION_NUMBER"; exec sleep 1000')
+    setup = NotifierSetup(tmp_path, "sh", "-c", 'echo $$ > "$RETINUE_QUESTION_NUMBER"; exec sleep 1000')
     try:
         for number in range(MAX_RUNNING + 2):
-            desk.changes.put_nowait(ask(number))
+            setup.changes.put_nowait(ask(number))
         assert await wait_for(tmp_path, MAX_RUNNING) == [str(number) for number in range(MAX_RUNNING)]
         first_pid = int((tmp_path / "0").read_text())
-        desk.changes.put_nowait(QuestionClosed("t/0/0", allowed=True))
+        setup.changes.put_nowait(QuestionClosed("t/0/0", allowed=True))
         await wait_until(lambda: not os.path.exists(f"/proc/{first_pid}"))
-        desk.changes.put_nowait(ask(99))
+        setup.changes.put_nowait(ask(99))
         assert "99" in await wait_for(tmp_path, MAX_RUNNING + 1)
     finally:
-        await desk.notifier.close()
+        await setup.notifier.close()
     assert not any(os.path.exists(f"/proc/{(tmp_path / name).read_text().strip()}") for name in os.listdir(tmp_path))
 
 
 async def test_a_question_with_half_of_a_character_is_notified(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, "sh", "-c", "cat > part; mv part whole")
+    setup = NotifierSetup(tmp_path, "sh", "-c", "cat > part; mv part whole")
     try:
-        desk.changes.put_nowait(ask(1, note="so\ud83d"))
-        await wait_until(lambda: (tmp_path / "whole").exists() or desk.warned)
+        setup.changes.put_nowait(ask(1, note="so\ud83d"))
+        await wait_until(lambda: (tmp_path / "whole").exists() or setup.warned)
     finally:
-        await desk.notifier.close()
-    assert desk.warned == []
+        await setup.notifier.close()
+    assert setup.warned == []
     assert json.loads((tmp_path / "whole").read_text())["args"]["note"] == "so?"
 
 
 async def test_a_command_that_cannot_be_started_is_told_once(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, str(tmp_path / "nothing"))
-    desk.changes.put_nowait(ask(1))
-    desk.changes.put_nowait(ask(2))
-    await wait_until(lambda: desk.warned)
+    setup = NotifierSetup(tmp_path, str(tmp_path / "nothing"))
+    setup.changes.put_nowait(ask(1))
+    setup.changes.put_nowait(ask(2))
+    await wait_until(lambda: setup.warned)
     await asyncio.sleep(0)
-    await desk.notifier.close()
-    assert desk.warned == ["t/0/1: notify_command cannot be run: No such file or directory"]
+    await setup.notifier.close()
+    assert setup.warned == ["t/0/1: notify_command cannot be run: No such file or directory"]
 
 
 def test_the_environment_has_the_facts_and_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,8 +62,8 @@ class Replies:
         said = next(self._replies)
         if isinstance(said, str):
             return Reply(said)
-        [wish] = said["tools"]
-        return Reply("", (Call(f"c{request.turn}", wish["name"], wish["args"]),))
+        [wanted] = said["tools"]
+        return Reply("", (Call(f"c{request.turn}", wanted["name"], wanted["args"]),))
 
 
 async def test_what_the_provider_searched_is_still_in_the_thread() -> None:

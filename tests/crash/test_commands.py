@@ -25,7 +25,7 @@ TWO = {
         {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "look", "subagent_id": "x"}]}}]},
         "end",
     ],
-    "x": [{"text": "x has looked", "delay": 0.3}],
+    "x": ["x has looked"],
 }
 
 

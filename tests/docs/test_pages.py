@@ -29,7 +29,7 @@ RUN_BY = {
     "docs/a2a.md": "tests/surfaces/a2a/test_process.py",
     "docs/approvals.md": "tests/supervisor/approvals/test_decisions.py",
     "docs/code-mode.md": "tests/tools/code_mode/test_docs.py",
-    "docs/collector.md": "tests/control/collector/test_page.py",
+    "docs/collector.md": "tests/remote/collector/test_page.py",
     "docs/delegated.md": "tests/docs/test_docs.py",
     "docs/events.md": "tests/docs/test_docs.py",
     "docs/library.md": "tests/docs/test_docs.py",

@@ -19,6 +19,7 @@ from retinue.files.atomic import create_folder, is_temporary_name, move_folder, 
 from retinue.files.opening import RefusedFile, open_folder
 from retinue.files.private import make_private_folder, open_private_file, write_private_file
 from retinue.files.trees import measure_folder, remove_tree
+from tests.gates import SECONDS
 
 
 @contextmanager
@@ -112,7 +113,7 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
     writing = subprocess.Popen([sys.executable, "-c", code, str(file)])
     try:
         seen: set[bytes] = set()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + SECONDS
         while len(seen) < 2 and time.monotonic() < deadline:
             data = file.read_bytes()
             assert data in (b"a" * 100_000, b"b" * 100_000)

@@ -68,7 +68,7 @@ def test_whatever_a_peer_sends_narrows_at_most(meta: dict[str, Any]) -> None:
     assert isinstance(narrowed.depth, int) and 0 <= narrowed.depth <= 3
     assert isinstance(narrowed.tokens, int) and 0 <= narrowed.tokens <= 500
     assert isinstance(narrowed.cost, Decimal) and 0 <= narrowed.cost <= 2
-    seconds = caller.limit_seconds(60.0, 1_700_000_000.0)
-    assert seconds is not None and 0 <= seconds <= 60
+    remaining = caller.limit_seconds(60.0, 1_700_000_000.0)
+    assert remaining is not None and 0 <= remaining <= 60
     inherited_limits.to_meta(caller)
     assert inherited_limits.from_meta(None) is NOBODY

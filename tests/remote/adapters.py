@@ -25,9 +25,9 @@ from retinue.remote.outbox import OutboxRun
 from retinue.remote.port import STARTED, Capabilities, RemoteAdapter, RemoteRuntime, RemoteSpawned
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import scripted
-from tests.control.collector.kit import Server, open_collector
 from tests.gates import until
 from tests.remote.a2a_kit import Hand, serve_hand
+from tests.remote.collector.kit import Server, open_collector
 from tests.remote.contract import Bench
 from tests.remote.outbox.kit import put
 from tests.remote.scripted_peer import PeerRun, ScriptedPeer, ScriptedRun

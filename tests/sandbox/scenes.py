@@ -26,7 +26,7 @@ from retinue.core.approvals import Approval
 from retinue.core.control import RunHandle
 from retinue.core.events import ApprovalAsked, Message, RunStarted, ToolCall, ToolResult, TurnStarted, Warned
 from retinue.core.messages import Call, Reply
-from retinue.testing import scripted
+from retinue.testing import ManualClock, scripted
 from tests.gates import HeldClock, pass_time
 from tests.sandbox.hosts import play_elsewhere
 from tests.supervisor.tree.kit import call, main, spawn, until
@@ -368,15 +368,28 @@ async def budget(runtime: str) -> Facts:
     return facts(*await play(runtime, {"main": [reply] * 9}, limits=Limits(tokens=10_000)))
 
 
+async def play_too_long(runtime: str, agents: dict[str, Any], *, turns: int, seconds: float, limits: Limits) -> Facts:
+    """Play a tree whose primary hangs in its last turn, and let so many seconds pass there."""
+    clock = ManualClock()
+
+    async def use_up_time(run: RunHandle) -> None:
+        async for event in run.events():
+            if isinstance(event.body, TurnStarted) and event.body.turn == turns:
+                await clock.advance(seconds)
+
+    return facts(*await play(runtime, agents, during=use_up_time, limits=limits, clock=clock))
+
+
 @scene
 async def timeout(runtime: str) -> Facts:
-    return facts(*await play(runtime, {"main": [{"text": "so far", **call("list_agents")}, {"hang": True}]},
-                             limits=Limits(seconds=5.0)))  # fmt: skip
+    agents = {"main": [{"text": "so far", **call("list_agents")}, {"hang": True}]}
+    return await play_too_long(runtime, agents, turns=2, seconds=5.0, limits=Limits(seconds=5.0))
 
 
 @scene
 async def stall(runtime: str) -> Facts:
-    return facts(*await play(runtime, {"main": [{"hang": True}]}, limits=Limits(stall=3.0)))
+    agents = {"main": [{"hang": True}]}
+    return await play_too_long(runtime, agents, turns=1, seconds=6.0, limits=Limits(stall=3.0))
 
 
 @scene

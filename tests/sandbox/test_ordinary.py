@@ -7,11 +7,12 @@ import asyncio
 import random
 import secrets
 import subprocess
+import threading
 
 import pytest
 
 from retinue.sandbox.escapes import TRIES, run_as_user
-from tests.remote.outbox.test_kills import running
+from tests.control.outbox_watcher.test_kills import running
 from tests.sandbox.crash_scenes import CRASH_SCENES
 from tests.sandbox.places import ROOT, USERS_CONTAINER, Place, needs_bubblewrap, needs_users_containers
 from tests.sandbox.scenes import SCENES, in_process
@@ -52,6 +53,22 @@ def test_a_sample_is_the_same_when_an_ordinary_user_plays_it(place: Place, crash
 @pytest.mark.skipif(not ROOT, reason="needs root")
 def test_nothing_is_left_of_a_user_s_command_that_takes_too_long() -> None:
     mark = f"9{secrets.randbelow(10**6):06}"
-    with pytest.raises(subprocess.TimeoutExpired):
-        run_as_user(["/bin/sh", "-c", f"setsid sleep {mark} & sleep {mark}"], seconds=1)
+    begun, over = threading.Event(), threading.Event()
+
+    def look() -> None:
+        while not begun.is_set() and not over.is_set():
+            if len(running(mark)) == 2:
+                begun.set()
+
+    for seconds in (1, 10, 100):  # a slow machine needs longer to begin
+        over.clear()
+        looking = threading.Thread(target=look)
+        looking.start()
+        with pytest.raises(subprocess.TimeoutExpired):
+            run_as_user(["/bin/sh", "-c", f"setsid sleep {mark} & sleep {mark}"], seconds=seconds)
+        over.set()
+        looking.join()
+        if begun.is_set():
+            break
+    assert begun.is_set()
     until(lambda: running(mark) == [])

@@ -64,19 +64,19 @@ def test_a_child_is_never_sandboxed_less_than_its_parent() -> None:
     strict, laxest_runtime, _ = place(Profile("a", runtime="isolated"), None)
     parent = Plan(profile=Profile("main"), runtime=IN_PROCESS, laxest_runtime=laxest_runtime)
     assert strict.name == "isolated"
-    for wish in (None, "inherited", "isolated"):
-        runtime, below, _ = place(Profile("b", runtime=wish), parent)  # type: ignore[arg-type]
+    for asked in (None, "inherited", "isolated"):
+        runtime, below, _ = place(Profile("b", runtime=asked), parent)  # type: ignore[arg-type]
         assert (runtime.name, below) == ("isolated", "isolated")
 
 
-@pytest.mark.parametrize("wish", [None, "inherited", "isolated"])
-def test_a_profile_whose_agent_is_elsewhere_is_placed_there(wish: Any) -> None:
+@pytest.mark.parametrize("asked", [None, "inherited", "isolated"])
+def test_a_profile_whose_agent_is_elsewhere_is_placed_there(asked: Any) -> None:
     there = Sandboxed()
     place = Placement(
         lambda *_: IN_PROCESS, mode="inherited", find_remote=lambda profile: there if profile.name == "away" else None
     )
-    runtime, below, notes = place(Profile("away", runtime=wish), None)
-    assert runtime is there and (below, notes) == (wish or "inherited", ())
+    runtime, below, notes = place(Profile("away", runtime=asked), None)
+    assert runtime is there and (below, notes) == (asked or "inherited", ())
 
 
 @pytest.mark.finding("S13")

@@ -5,7 +5,6 @@ import gc
 import os
 import random
 import threading
-import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
@@ -21,12 +20,13 @@ from retinue.core.events import ApprovalAsked, ApprovalDecided, Message, RunSpaw
 from retinue.core.limits import MAX_TASKS_PER_SPAWN
 from retinue.core.messages import Reply, Request
 from retinue.testing import scripted
+from tests.gates import limit_calls
 from tests.soak.checks import by_run, check_calls, check_families, check_folds, check_no_tasks, check_order
 from tests.soak.conftest import Note
 from tests.supervisor.tree.kit import spawn
 
 MEBIBYTE = 1024 * 1024
-EVENTS_PER_SECOND = 5000
+CALLS_PER_EVENT = 150  # it takes about 40
 
 
 class Gate:
@@ -134,8 +134,8 @@ async def crowd_and_back(folder: Path, note: Note, *, trees: int, children: int,
 
 
 async def flood(folder: Path, note: Note, *, producers: int, events: int) -> None:
-    """Play many runs of one tree with as much output as they can make. All of it must arrive, within a limit of CPU
-    time."""
+    """Play many runs of one tree with as much output as they can make. All of it must arrive, within a limit of
+    calls in the thread of the event loop."""
 
     async def talk(task: str, ctx: Context) -> str:
         for number in range(events):
@@ -145,10 +145,9 @@ async def flood(folder: Path, note: Note, *, producers: int, events: int) -> Non
         return task
 
     async with retinue.open(folder / ".retinue", limits=Limits(concurrent=None)) as r:
-        started = time.process_time()
-        run = await r.spawn(lead(producers, Profile("kid", call=talk)), "go")
-        seen = [event async for event in run.events()]
-        seconds = time.process_time() - started
+        with limit_calls(CALLS_PER_EVENT * producers * events):
+            run = await r.spawn(lead(producers, Profile("kid", call=talk)), "go")
+            seen = [event async for event in run.events()]
         held = await r.control.log.read(run.tree)
     check_order(held)
     assert [event.seq for event in seen] == [event.seq for event in held]
@@ -156,9 +155,7 @@ async def flood(folder: Path, note: Note, *, producers: int, events: int) -> Non
         if number:
             said = [event.body.text for event in own if isinstance(event.body, Message)]
             assert said == [f"{number}: {n}" for n in range(events)]
-    rate = len(held) / seconds
-    note(producers=producers, events=len(held), events_per_s=rate)
-    assert rate >= EVENTS_PER_SECOND
+    note(producers=producers, events=len(held))
 
 
 async def deep_and_wide(folder: Path, note: Note, *, depth: int, width: int) -> None:
@@ -245,8 +242,7 @@ async def test_a_thousand_runs_in_one_tree_lose_nothing_and_leave_nothing(tmp_pa
     await crowd_and_back(tmp_path, note, trees=1, children=1000, watchers=20, slow=4)
 
 
-async def test_events_come_fast_and_none_is_lost(tmp_path: Path, note: Note) -> None:
-    # Processor time of all threads: beside the other tests the machine is busy.
+async def test_events_cost_few_steps_and_none_is_lost(tmp_path: Path, note: Note) -> None:
     await flood(tmp_path, note, producers=40, events=100)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.control.collector.flood import flood
+from tests.remote.collector.flood import flood
 from tests.soak.conftest import Note
 
 

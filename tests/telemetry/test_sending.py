@@ -186,7 +186,7 @@ async def test_an_exporter_that_hangs_holds_up_no_run(caplog: pytest.LogCaptureF
     assert [m for m in caplog.messages if m.startswith("not all was sent: the program's own exporter")]
 
 
-async def test_a_wrong_wish_is_an_error_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unknown_protocol_is_an_error_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     with pytest.raises(ConfigError, match="grpc"):
         async with retinue.open(telemetry=True):

@@ -389,7 +389,9 @@ async def test_words_to_a_team_are_delivered_when_a_member_reads_them() -> None:
 async def test_a_team_is_continued_again_and_again_and_so_is_any_member() -> None:
     """Each goes on without the team: with what was said since, under the name of the team, or under its own."""
     members, heard = make_members([answer("A"), "final"], [answer("B"), "B again"])
-    again = [call("continue_subagent", subagent_id="both", message=text) for text in ("first wish", "second wish")]
+    again = [
+        call("continue_subagent", subagent_id="both", message=text) for text in ("first message", "second message")
+    ]
     other = call("continue_subagent", subagent_id="agent:3", message="and you?")
     asks = call("spawn_subagents", tasks=[{"task": "x", "subagent_type": "pair", "subagent_id": "both"}])
     async with retinue.open(mode="yes", profiles=[Team("pair", members=members)]) as r:
@@ -400,7 +402,7 @@ async def test_a_team_is_continued_again_and_again_and_so_is_any_member() -> Non
     spawned = [(body.parent, body.subagent_id, body.continues) for body in bodies(events, RunSpawned)[4:]]
     assert spawned[:2] == [(0, "both", 2), (0, "both", 4)]
     assert (spawned[2][0], spawned[2][2]) == (0, 3)
-    assert "first wish" in heard[0].asked[1] and "second wish" in heard[0].asked[1]
+    assert "first message" in heard[0].asked[1] and "second message" in heard[0].asked[1]
     assert [reply["success"] for reply in replies] == [True] * 5
 
 

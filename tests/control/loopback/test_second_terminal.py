@@ -312,9 +312,7 @@ def test_questions_that_nobody_answers_expire(project: Project) -> None:
 
 
 def test_detached_goes_on_alone(project: Project) -> None:
-    model = project.script(
-        {"main": [{"tools": [GLOB]}, {"tools": [write("a.txt")]}, {"text": "at last", "delay": 0.3}]}
-    )
+    model = project.script({"main": [{"tools": [GLOB]}, {"tools": [write("a.txt")]}, "at last"]})
     before = os.umask(0)
     try:
         done = project.retinue("run", "x", "--detach", "--model", model)  # its output ends though the run goes on

@@ -19,9 +19,9 @@ profiles:
 """
 
 
-async def seconds_of_child(folder: Path, wish: dict[str, Any]) -> float | None:
+async def seconds_of_child(folder: Path, order: dict[str, Any]) -> float | None:
     (folder / "retinue.yaml").write_text(CONFIG)
-    model = scripted({"main": [spawn({"task": "x", **wish}), {"text": "end"}]})
+    model = scripted({"main": [spawn({"task": "x", **order}), {"text": "end"}]})
     async with retinue.open(config=folder / "retinue.yaml", project=folder, path=folder / "s", mode="yes") as r:
         run = await r.spawn(Profile("main", model=model), "go")
         await run.result()
@@ -32,7 +32,7 @@ async def seconds_of_child(folder: Path, wish: dict[str, Any]) -> float | None:
 
 @pytest.mark.requirement("MASS-46")
 @pytest.mark.parametrize(
-    ("wish", "given"),
+    ("order", "given"),
     [
         ({}, 40),  # the default stands, though it is below the minimum: a person set it
         ({"timeout_seconds": 1}, 100),
@@ -43,9 +43,9 @@ async def seconds_of_child(folder: Path, wish: dict[str, Any]) -> float | None:
     ],
 )
 async def test_a_child_gets_the_default_or_what_was_asked_clamped(
-    tmp_path: Path, wish: dict[str, Any], given: float
+    tmp_path: Path, order: dict[str, Any], given: float
 ) -> None:
-    assert await seconds_of_child(tmp_path, wish) == given
+    assert await seconds_of_child(tmp_path, order) == given
 
 
 @pytest.mark.requirement("MASS-46")

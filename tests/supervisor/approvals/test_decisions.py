@@ -14,7 +14,7 @@ from tests.supervisor.tree.kit import bodies, call, main, spawn, tree
 
 
 @pytest.mark.requirement("CODEY-40")
-async def test_timeouts_are_1800_seconds_and_a_model_s_wish_is_clamped() -> None:
+async def test_timeouts_are_1800_seconds_and_what_a_model_asks_for_is_clamped() -> None:
     tasks = [{"task": "a"}, {"task": "b", "timeout_seconds": 1}, {"task": "c", "timeout_seconds": 999_999}]
     script = {"main": [spawn(*tasks), {"text": "x"}], "subagent": [{"text": "y"}]}
     _, events = await tree(script)

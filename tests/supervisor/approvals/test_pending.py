@@ -1,4 +1,4 @@
-"""Questions wait at the desk, for the first answer, whoever gives it."""
+"""Tests of open questions, which wait for the first answer, whoever gives it."""
 
 import asyncio
 from collections.abc import Callable

@@ -15,7 +15,8 @@ from retinue.core.errors import LogLost
 from retinue.core.events import Message, RunEnded, RunSpawned, RunStarted, ToolResult
 from retinue.log.sqlite import SqliteLog
 from retinue.testing import ManualClock, scripted
-from tests.gates import HeldClock
+from tests.gates import HeldClock, pass_time
+from tests.gates import until as wait_until
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
 
 
@@ -45,7 +46,8 @@ async def test_a_disk_that_was_busy_once_loses_nothing_and_stops_nobody(tmp_path
         blocker.set_busy_timeout(100_000)
         blocker.execute("BEGIN IMMEDIATE")
         clock.release()
-        asyncio.get_running_loop().call_later(0.3, blocker.execute, "ROLLBACK")
+        await wait_until(lambda: log._own.error)  # type: ignore[attr-defined] # it was busy
+        blocker.execute("ROLLBACK")
         seen = [event.seq async for event in run.events()]
         await run.result()
         blocker.close()
@@ -178,24 +180,24 @@ async def test_a_run_that_was_stopped_ends_so_whatever_its_work_says(how: str) -
 
 async def test_a_wait_that_is_given_up_takes_its_slot_back() -> None:
     working, most = 0, 0
-    gate = asyncio.Event()
+    begun, gate = asyncio.Event(), asyncio.Event()
 
     async def mid(task: str, ctx: Context) -> str:
         nonlocal working, most
         child = await ctx.spawn("leaf", "x")
         try:
-            await asyncio.wait_for(child.result(), 0.05)
+            await asyncio.wait_for(child.result(), 100)
         except TimeoutError:
             working += 1
             most = max(most, working)
             working -= 1
-        gate.set()
         return (await child.result()).final_response
 
     async def leaf(task: str, ctx: Context) -> str:
         nonlocal working, most
         working += 1
         most = max(most, working)
+        begun.set()
         await gate.wait()
         working -= 1
         return "leaf"
@@ -204,7 +206,10 @@ async def test_a_wait_that_is_given_up_takes_its_slot_back() -> None:
     async with retinue.open(mode="yes", profiles=[Profile("leaf", call=leaf)]) as r:
         primary = main(script, tools=[Profile("mid", call=mid)])
         run = await r.spawn(primary, "go", limits=Limits(concurrent=1))
-        asyncio.get_running_loop().call_later(0.3, gate.set)
+        await begun.wait()
+        await pass_time(100)
+        await pass_time(0)  # the wait is given up
+        gate.set()
         assert (await run.result()).final_response == "leaf"
     assert most == 1
 

@@ -226,8 +226,8 @@ async def test_time_a_person_takes_does_not_count_for_the_run_or_its_parents() -
 
 @pytest.mark.parametrize(("asked", "given"), [(5, 60.0), (600, 600.0), (10**6, 14400.0), (None, 1800.0)])
 async def test_a_timeout_asked_by_a_model_is_clamped(asked: int | None, given: float) -> None:
-    wish = {"task": "x"} if asked is None else {"task": "x", "timeout_seconds": asked}
-    _, events = await tree({"main": [spawn(wish), {"text": "end"}]})
+    order = {"task": "x"} if asked is None else {"task": "x", "timeout_seconds": asked}
+    _, events = await tree({"main": [spawn(order), {"text": "end"}]})
     assert bodies(events, RunSpawned, run=1)[0].timeout_seconds == given
 
 

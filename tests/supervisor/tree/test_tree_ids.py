@@ -7,8 +7,8 @@ from pathlib import Path
 
 from retinue.core.events import RunSpawned
 from retinue.supervisor.tree import new_tree_id
-from tests.control.collector.kit import open_collector
 from tests.control.loopback.kit import serve_supervisor
+from tests.remote.collector.kit import open_collector
 
 
 def test_ids_are_unique_and_differ_in_their_first_letters() -> None:

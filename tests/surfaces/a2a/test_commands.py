@@ -71,7 +71,7 @@ async def test_a_question_of_an_agent_is_answered_with_words_from_another_termin
 
     project = Project(tmp_path / "p")
     async with serve_agent(act) as (url, _), TaskOwner() as owner:
-        calling = owner.start(run(project, "a2a", "call", url, "deploy", "--wait-approvals", "60"))
+        calling = owner.start(run(project, "a2a", "call", url, "deploy", "--wait-approvals", "600"))
         await asked.wait()
         while (await run(project, "approve", "1", "--yes", "--set", "answer=blue"))[0] != 0:
             assert not calling.done()  # the question is on its way

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import signal
+import sys
 from typing import Any
 
 import pytest
@@ -17,6 +18,11 @@ from tests.surfaces.tmux import Tmux
 WRITE = {"tools": [{"name": "write", "args": {"path": "a.txt", "content": "one\n"}}]}
 SPAWN = {"tasks": [{"task": "slow", "subagent_id": "slow"}], "background": True}
 START = {"tools": [{"name": "spawn_subagents", "args": SPAWN}]}
+# The command, but the second Ctrl-C may come as late as a slow machine wants.
+PATIENT = (
+    "import sys; from retinue.surfaces.cli import conversation; from retinue.surfaces.cli.main import main\n"
+    "conversation.AGAIN_SECONDS = 200.0; sys.exit(main())"
+)
 CHANGE = {"tools": [{"name": "write", "args": {"path": "a.txt", "content": "two\n"}}]}
 
 
@@ -113,9 +119,15 @@ def test_typing_while_it_works_steers_and_escape_interrupts(project: Project, op
 
 
 def test_a_question_is_answered_beside_the_input_line(project: Project, open_tmux: Open) -> None:  # noqa: F811
-    terminal = start(open_tmux, project, {"main": [{**WRITE, "delay": 1.0}, "Written."]}, "--workspace", "shared")
+    gate = Gate(project.folder / "gate")
+    (project.folder / "retinue.yaml").write_text("approvals: {mode: ask, allow: [shell]}\n")
+    project.retinue("trust", "--yes")
+    terminal = start(open_tmux, project, {"main": [gate.reply, WRITE, "Written."]}, "--workspace", "shared")
     say(terminal, "write")
+    held = gate.hold()
     terminal.type("yes, and")  # a line that is being typed answers nothing
+    terminal.read_until("> yes, and")
+    os.close(held)
     terminal.read_until("write(a.txt)")
     terminal.type(" more")
     terminal.read_until("> yes, and more")
@@ -301,7 +313,8 @@ def test_kill_9_and_come_back(project: Project, open_tmux: Open) -> None:  # noq
 
 
 def test_ctrl_c_clears_interrupts_and_leaves(project: Project, open_tmux: Open) -> None:  # noqa: F811
-    terminal = start(open_tmux, project, {"main": ["One.", {"hang": True}, "Three."]})
+    agents = {"main": ["One.", {"hang": True}, "Three."]}
+    terminal = start(open_tmux, project, agents, program=[sys.executable, "-c", PATIENT])
     terminal.type("no")
     terminal.read_until("> no")
     terminal.press("C-c")

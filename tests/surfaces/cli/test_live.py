@@ -2,8 +2,9 @@
 
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,17 @@ Open = Callable[..., Tmux]
 def open_tmux(project: Project, tmp_path: Path) -> Iterator[Open]:
     opened: list[Tmux] = []
 
-    def start(*arguments: str, columns: int = 80, rows: int = 24, shell: bool = False, **more: str) -> Tmux:
+    def start(
+        *arguments: str,
+        program: Sequence[str] = COMMAND,
+        columns: int = 80,
+        rows: int = 24,
+        shell: bool = False,
+        **more: str,
+    ) -> Tmux:
         folder = tmp_path / f"tmux{len(opened)}"
         folder.mkdir()
-        words = [*COMMAND, *project.said(arguments)] if arguments else []
+        words = [*program, *project.said(arguments)] if arguments else []
         env = environment(TERM="tmux-256color", PS1="shell> ", **more)
         command = ["bash", "--norc", "--noprofile", "-i"] if shell else words
         terminal = Tmux(folder, command, env=env, cwd=project.folder, columns=columns, rows=rows)
@@ -104,10 +112,19 @@ def test_a_question_stays_whole_while_others_work(
 def test_keys_before_the_question_and_pasted_text_answer_nothing(
     project: Project, open_tmux: Open, library: Path
 ) -> None:
-    model = project.script({"main": [{"tools": [EDIT], "delay": 1.5}, "{{last_result}}"]})
+    gate = Gate(project.folder / "gate")
+    (project.folder / "retinue.yaml").write_text("approvals: {mode: ask, allow: [shell]}\n")
+    project.retinue("trust", "--yes")
+    model = project.script({"main": [gate.reply, {"tools": [EDIT]}, "{{last_result}}"]})
     terminal = open_tmux("run", "x", "--model", model)
-    terminal.read_until("waits for the model")
+    held = gate.hold()
+    terminal.read_until("shell(cat ")
     terminal.type("yyyyyyyy")
+    os.kill(terminal.pid, signal.SIGINT)  # unlike Ctrl-C, which drops the keys that were not read yet
+    terminal.read_until("Cancel what?")
+    terminal.press("Escape")  # read after the other keys
+    terminal.read_until(lambda text: "Cancel what?" not in text)
+    os.close(held)
     terminal.read_until(KEYS)
     terminal.paste("y\ny\n")
     terminal.read_until("pasted text does not answer a question")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gates import Gate
 from tests.surfaces.cli.shell import Project, interrupt, read_until, until
 from tests.surfaces.cli.test_terminal import Terminal
 
@@ -130,15 +131,14 @@ def test_closing_the_terminal_of_a_run_cancels_its_question(project: Project) ->
 
 def test_a_signal_that_was_ignored_stays_ignored(project: Project) -> None:
     """With nohup, the run outlives its terminal."""
-    model = project.script(
-        {"main": [{"tools": [{"name": "glob", "args": {"pattern": "*"}}]}, {"text": "ok", "delay": 0.5}]}
-    )
+    gate = Gate(project.folder / "gate")
+    model = project.script({"main": [gate.reply, "ok"]})
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with project.running("run", "x", "--model", model, quick=False) as process:
-            assert process.stderr is not None
-            read_until(process.stderr, 'Tool "glob" result')
+        with project.running("run", "x", "--yes", "--model", model, quick=False) as process:
+            held = gate.hold()
             process.send_signal(signal.SIGHUP)
+            os.close(held)
             out, _ = process.communicate()
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -225,10 +225,17 @@ async def test_the_subagents_of_a_client_that_left_end_with_its_session(project:
 
 
 @pytest.mark.finding("M5")
-async def test_a_client_that_waits_for_its_call_has_not_left(project: Project) -> None:
-    slow = {"*": [{"text": "late", "delay": 3}]}
-    async with listening(project, "--no-token", "--session-timeout", "1", agents=slow) as server:
-        _, _, body = await post_in_a_session(server, call("spawn_subagents", TASKS))
+async def test_a_client_that_waits_for_its_call_has_not_left(project: Project, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    agents = {"one": [gate.reply, "late"], "two": [{"hang": True}]}
+    other = {"tasks": [{"task": "t", "subagent_id": "two"}], "background": True}
+    async with listening(project, "--no-token", "--yes", "--session-timeout", "1", agents=agents) as server:
+        waiting = asyncio.create_task(post_in_a_session(server, call("spawn_subagents", TASKS)))
+        held = await gate.wait_for_arrival()
+        await post_in_a_session(server, call("spawn_subagents", other))
+        await until(project, "two:cancelled")  # its client left after the other one was seen for the last time
+        os.close(held)
+        _, _, body = await waiting
     assert body["result"]["structuredContent"]["results"][0]["answer"] == "late"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from retinue.core.messages import AssistantTurn, Call, Reply, ToolTurn
 from retinue.log.blocks import Blocks
 from retinue.log.runs import Runs
 from retinue.log.threads import fold_thread
+from tests.gates import pass_time, until
 from tests.supervisor.tree.kit import bodies, main, spawn
 from tests.tools.code_mode.kit import NAME, TOOLS, program, report, run, said, served
 
@@ -198,12 +200,14 @@ async def outcome_of(
     return (texts[-1] if texts else None), result, events
 
 
-async def test_the_runs_own_time_is_over_for_its_programs_too() -> None:
-    profile = main(
-        {"main": [program("while True: pass", executionTimeout=600)]}, tools=[NAME], limits=Limits(seconds=1.0)
-    )
+async def test_the_runs_own_time_is_over_for_its_programs_too(tmp_path: Path) -> None:
+    code = f"open({str(tmp_path / 'begun')!r}, 'w').close()\nwhile True: pass"
+    profile = main({"main": [program(code, executionTimeout=600)]}, tools=[NAME], limits=Limits(seconds=100.0))
     async with retinue.open(mode="yes") as r:
-        result = await r.run(profile, "go")
+        started = await r.spawn(profile, "go")
+        await until((tmp_path / "begun").exists)
+        await pass_time(100)
+        result = await started.result()
     assert result.status == "timed_out"
 
 

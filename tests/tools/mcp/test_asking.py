@@ -220,7 +220,7 @@ async def test_a_call_whose_questions_are_declined_again_and_again_asks_no_more(
     assert [question.text for question in questions] == ["Nobody could be asked."] * 100
 
 
-async def test_an_older_server_asks_and_its_wish_for_a_model_is_refused(tmp_path: Path) -> None:
+async def test_an_older_server_asks_and_its_choice_of_a_model_is_refused(tmp_path: Path) -> None:
     person = Person(lambda _: Allow(args={"ok": "yes"}))
     script = turns(call("mcp__bad__one"))
     _, events = await run({"bad": program("bad", "asks", str(tmp_path))}, script, approver=person)

@@ -209,9 +209,12 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-async def attempts(project: Path, wish: dict[str, Any], *calls: dict[str, Any]) -> list[ToolResult]:
+async def attempts(project: Path, order: dict[str, Any], *calls: dict[str, Any]) -> list[ToolResult]:
     """Return the results of these calls made by a scratch child."""
-    script = {"main": [spawn({"task": "x", "subagent_id": "x", **wish}), {"text": "end"}], "x": [*calls, {"text": "k"}]}
+    script = {
+        "main": [spawn({"task": "x", "subagent_id": "x", **order}), {"text": "end"}],
+        "x": [*calls, {"text": "k"}],
+    }
     _, events = await tree(script, path=project / ".retinue")
     return bodies(events, ToolResult, run=1)
 
@@ -231,12 +234,12 @@ async def test_the_parent_s_workspace_is_readable_unless_told_and_never_writable
 
 
 @pytest.mark.requirement("MASS-20")
-@pytest.mark.parametrize(("wish", "found"), [({}, "peer.md"), ({"include_temp_workspace": False}, "")])
+@pytest.mark.parametrize(("order", "found"), [({}, "peer.md"), ({"include_temp_workspace": False}, "")])
 async def test_the_shared_reference_folder_is_readable_unless_told(
-    project: Path, wish: dict[str, Any], found: str
+    project: Path, order: dict[str, Any], found: str
 ) -> None:
     script = {
-        "main": [spawn({"task": "x", "subagent_id": "x", **wish}), {"text": "end"}],
+        "main": [spawn({"task": "x", "subagent_id": "x", **order}), {"text": "end"}],
         "x": [
             call("glob", pattern="peer.md"),
             call("write", path="../../snapshots/peer.md", content="x"),
@@ -258,9 +261,9 @@ async def test_the_shared_reference_folder_is_readable_unless_told(
 async def test_context_paths_are_readable_only_and_must_be_the_parent_s_to_give(project: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside.txt"
     outside.write_text("not yours")
-    wish = {"context_paths": ["notes"], "include_parent_workspace": False}
+    order = {"context_paths": ["notes"], "include_parent_workspace": False}
     path = str(project / PARENT_FILE)
-    read, wrote = await attempts(project, wish, call("read", path=path), call("write", path=path, content="x"))
+    read, wrote = await attempts(project, order, call("read", path=path), call("write", path=path, content="x"))
     assert (read.text, wrote.success) == ("the plan", False)
     _, events = await tree(
         {"main": [spawn({"task": "x", "context_paths": [str(outside)]}), {"text": "end"}]}, path=project / ".retinue"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.control.outbox_watcher.test_kills import Place, stop, until
 from tests.gates import until as wait_until
 from tests.remote.outbox.kit import answer, ask, explorer
-from tests.remote.outbox.test_kills import Place, stop, until
 from tests.sandbox.hosts import host
 from tests.supervisor.tree.kit import call
 

@@ -23,7 +23,7 @@ from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.tree import Run
 from retinue.surfaces.cli.main import main
 from retinue.testing import scripted
-from tests.control.collector.kit import open_collector
+from tests.remote.collector.kit import open_collector
 from tests.surfaces.cli.shell import Project
 
 TALK = {"reviewer": [{"text": "fine", "usage": {"input_tokens": 5, "output_tokens": 5}}]}

@@ -34,7 +34,7 @@ from retinue.remote.port import RemoteRun, Undelivered
 from retinue.remote.validator import Bounds, clean_name
 from retinue.surfaces.printer.printer import Printer
 from retinue.testing import scripted
-from tests.control.collector.kit import CPE, CollectorSetup, of, open_collector, runs_of
+from tests.remote.collector.kit import CPE, CollectorSetup, of, open_collector, runs_of
 
 PROGRAM = "package main\n\nfunc main() {}"
 STRANGE = "subagent returned an unrecognized run state"

@@ -18,7 +18,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.protocol.reports import ADDRESS
 from retinue.supervisor.caller_limits import serve_caller
 from retinue.testing import scripted
-from tests.control.collector.kit import CHILD
+from tests.remote.collector.kit import CHILD
 from tests.surfaces.cli.shell import environment, find_python
 
 

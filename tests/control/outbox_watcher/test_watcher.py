@@ -326,7 +326,7 @@ def _hosting(there: Host, work: Path, state: Path, said: list[str]) -> WatcherSe
     [
         ({}, 0, 1800.0),
         ({"depth": 99, "timeout_seconds": 10**9}, 3, 14400.0),
-        ({"depth": 1, "timeout_seconds": 7}, 1, 7.0),
+        ({"depth": 1, "timeout_seconds": 700}, 1, 700.0),
     ],
 )
 async def test_depth_and_time_are_only_narrowed(work: Path, asked: dict[str, Any], depth: int, seconds: float) -> None:
@@ -341,12 +341,12 @@ async def test_depth_and_time_are_only_narrowed(work: Path, asked: dict[str, Any
 
 
 async def test_limits_that_a_person_set_on_the_host_bound_what_is_asked(work: Path) -> None:
-    limited = explorer(limits=Limits(seconds=30.0, depth=0))
+    limited = explorer(limits=Limits(seconds=300.0, depth=0))
     async with inherited(work, profiles=[limited]) as there:
         ask(there.outbox, "a", workspace=str(work), depth=3, timeout_seconds=500)
         await answer(there.outbox, "a")
         [first] = [e.body for e in await there.supervisor.log.read(there.trees[0]) if isinstance(e.body, RunSpawned)]
-        assert first.timeout_seconds == 30.0
+        assert first.timeout_seconds == 300.0
 
 
 async def test_what_a_run_changes_is_brought_back_and_nothing_else(work: Path) -> None:

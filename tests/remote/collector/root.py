@@ -10,7 +10,7 @@ from pathlib import Path
 
 from retinue.core.events import Event
 from retinue.surfaces.printer.printer import Printer
-from tests.control.collector.kit import CollectorSetup, open_collector
+from tests.remote.collector.kit import CollectorSetup, open_collector
 
 
 async def show(h: CollectorSetup, printer: Printer) -> None:

@@ -8,7 +8,7 @@ import pytest
 from retinue.core.events import RunEnded, RunSpawned, Thinking, ToolResult
 from retinue.core.limits import Limits
 from retinue.protocol.reports import CPE_ADDRESS
-from tests.control.collector.kit import of, open_collector, runs_of
+from tests.remote.collector.kit import of, open_collector, runs_of
 
 NESTED = str(Path(__file__).with_name("nested.py"))
 

@@ -8,7 +8,7 @@ from retinue.core.events import RunEnded
 from retinue.core.limits import Limits
 from retinue.core.ports import Outcome
 from retinue.remote.collector import RemainingLimits
-from tests.control.collector.kit import open_collector, runs_of
+from tests.remote.collector.kit import open_collector, runs_of
 
 
 async def test_runs_of_a_server_that_is_gone_have_ended_and_its_address_is_closed(tmp_path: Path) -> None:

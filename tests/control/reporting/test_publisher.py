@@ -37,8 +37,8 @@ from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 from retinue.remote.collector import LoopbackCollector, RemainingLimits
 from retinue.supervisor.caller_limits import serve_caller
 from retinue.testing import ManualClock, scripted
-from tests.control.collector.kit import CHILD, of, open_collector, runs_of
-from tests.control.collector.peers import peer, reviewed, root, started
+from tests.remote.collector.kit import CHILD, of, open_collector, runs_of
+from tests.remote.collector.peers import peer, reviewed, root, started
 
 LOOK = {"tools": [{"name": "glob", "args": {"pattern": "*.nothing"}}]}
 REVIEW: dict[str, Any] = {

@@ -23,8 +23,8 @@ from retinue.core.results import Result
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import ManualClock, scripted
-from tests.control.collector.kit import open_collector
 from tests.protocol.test_inherited_limits import FULL, TRACE
+from tests.remote.collector.kit import open_collector
 
 SPAWN = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "deeper"}]}}]}
 

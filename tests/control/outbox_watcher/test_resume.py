@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.control.outbox_watcher.test_kills import Place, stop
 from tests.gates import Gate
 from tests.remote.outbox.kit import ask
-from tests.remote.outbox.test_kills import Place, stop
 from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import spawn
 from tests.surfaces.cli.shell import Project, read_until

@@ -9,9 +9,9 @@ import pytest
 from retinue.config.project import load_project
 from retinue.core.events import RunEnded
 from retinue.protocol import inherited_limits, reports
-from tests.control.collector.kit import open_collector, runs_of
-from tests.control.collector.test_adopted import printed
 from tests.docs.test_docs import ROOT, snippets
+from tests.remote.collector.kit import open_collector, runs_of
+from tests.remote.collector.test_adopted import printed
 
 PAGE = ROOT / "docs" / "collector.md"
 

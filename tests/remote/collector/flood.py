@@ -8,7 +8,7 @@ from pathlib import Path
 
 from retinue.core.events import Delta, Event, Thinking
 from retinue.surfaces.printer.printer import Printer, PrintThread
-from tests.control.collector.kit import CollectorSetup, open_collector
+from tests.remote.collector.kit import CollectorSetup, open_collector
 
 CROWD = str(Path(__file__).with_name("crowd.py"))
 

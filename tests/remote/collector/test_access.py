@@ -13,9 +13,9 @@ from retinue.core.events import RunSpawned
 from retinue.core.ports import Outcome
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 from retinue.remote import collector
-from tests.control.collector.kit import AT, CollectorSetup, Server, of, open_collector, runs_of
 from tests.control.loopback.kit import knock
 from tests.gates import hurry, pass_time
+from tests.remote.collector.kit import AT, CollectorSetup, Server, of, open_collector, runs_of
 
 START: dict[str, Any] = {"subagentName": "a", "timestamp": AT, "type": "subagent_start"}
 

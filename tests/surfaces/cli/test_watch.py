@@ -16,8 +16,8 @@ from retinue.build.parts import Parts, adapt_to_watcher
 from retinue.build.project import load_project_parts
 from retinue.core.profiles import Profile
 from retinue.files.state_owner import claim_state_folder
+from tests.control.outbox_watcher.test_kills import Place, stop
 from tests.remote.outbox.kit import ask
-from tests.remote.outbox.test_kills import Place, stop
 from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import call
 from tests.surfaces.cli.shell import Project, one_line_error, read_until, until
