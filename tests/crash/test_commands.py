@@ -30,8 +30,11 @@ TWO = {
 
 
 def interrupted(project: Project) -> str:
-    died = project.run("--yes", agents=TWO, RETINUE_FAILPOINT="turn.started:2")
+    """Interrupt a run while its child waits for its model."""
+    waiting = {**TWO, "x": [{"text": "x has looked", "delay": 3600}]}
+    died = project.run("--yes", agents=waiting, RETINUE_FAILPOINT="turn.started:2")
     assert died.returncode == -signal.SIGKILL
+    project.script(TWO)
     return str(project.rows()[0]["tree"])
 
 
