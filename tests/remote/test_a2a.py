@@ -339,9 +339,9 @@ def make_status(state: Any, text: str = "") -> TaskStatus:
 
 
 @asynccontextmanager
-async def serve_asker(asker: Asker) -> AsyncIterator[str]:
+async def serve_asker(asker: Asker, **card_changes: Any) -> AsyncIterator[str]:
     bound, url = bind()
-    card = make_card(url)
+    card = make_card(url, **card_changes)
     async with run_app([*create_agent_card_routes(card), *create_jsonrpc_routes(asker, "/")], bound):
         yield url
 
@@ -420,6 +420,32 @@ async def test_the_result_of_an_agent_that_went_on_without_an_answer_is_not_lost
         result = await run.result()
     expected = ("done", "deployed to blue") if has_ended else ("failed", "the agent refuses: the question is closed")
     assert (result.status, result.final_response) == expected
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+async def test_an_answer_is_not_sent_to_a_question_that_was_asked_while_no_stream_was_open(
+    tmp_path: Path, is_cut: bool
+) -> None:
+    """The stream of the first question breaks or ends. Then the agent asks another question by itself."""
+    asker = Asker("Which cluster?")
+    async with Proxy() as proxy, supervise(tmp_path) as supervisor, asyncio.timeout(60):
+        interfaces = [AgentInterface(url=proxy.url, protocol_binding="JSONRPC", protocol_version="1.0")]
+        async with serve_asker(asker, supported_interfaces=interfaces) as url:
+            proxy.target = int(url.rpartition(":")[2])
+            run = await supervisor.spawn(make_profile(proxy.url, reconnect_timeout=30.0), Task("deploy"))
+            async for event in run.events():
+                if isinstance(event.body, ApprovalAsked):
+                    is_first = event.body.preview == "Which cluster?"
+                    if is_first:
+                        asker.change(_INPUT, "May I delete it?")
+                        proxy.cut() if is_cut else asker.updates.put_nowait(None)
+                        for _ in range(5):  # until we have noticed it
+                            await inspect_agent(A2aAgent(url=proxy.url))
+                    decision = Allow(args={"answer": "blue"}) if is_first else Deny("never")
+                    assert await supervisor.answer(event.body.approval_id, decision, by="user") == "taken"
+            warned = [body.text for body in bodies(await read_run(run), Warned)]
+    assert [asker.received.get_nowait() for _ in range(asker.received.qsize())] == ["deploy", "never"]
+    assert warned == ["the answer was not sent: the agent asked another question before it got the answer"]
 
 
 def test_a_question_that_is_told_again_without_its_text_is_the_same() -> None:

@@ -278,15 +278,14 @@ class A2aRun:
             self._goes_on.clear()
             await self._goes_on.wait()
             self._seen_at = time.monotonic()
-        self._goes_on.clear()
 
     async def _read_until_answer(self, stream: AsyncGenerator[StreamResponse]) -> AsyncGenerator[StreamResponse]:
         """Yield the updates of a stream until it ends, or until the user answers the agent's question: some agents keep
-        the stream open, and the answer must not wait for its end. The state of the task then replaces the rest."""
+        the stream open, and the answer must not wait for its end."""
         async with TaskOwner() as owner:
-            going_on = owner.start(self._goes_on.wait())
             reading = owner.start(_next(stream))
             await asyncio.wait([reading])  # without `going_on`, because the request of the stream must arrive
+            going_on = owner.start(self._goes_on.wait())
             while reading.done():
                 try:
                     update = reading.result()
@@ -295,15 +294,12 @@ class A2aRun:
                 yield update
                 reading = owner.start(_next(stream))
                 await asyncio.wait([reading, going_on], return_when=asyncio.FIRST_COMPLETED)
-        with suppress(A2AError, RetinueError, httpx.HTTPError, TimeoutError, *MALFORMED):
-            async with asyncio.timeout(self._agent.timeout):
-                task = await self._look_up(await self._connection.get_client(streaming=False))
-            yield StreamResponse(task=task)
 
     async def _open_stream(self) -> AsyncGenerator[StreamResponse]:
         """Request the task, or the rest of its updates."""
         streaming = self._connection.card.capabilities.streaming
         client = await self._connection.get_client(streaming=streaming)
+        self._goes_on.clear()
         if self._fold.is_answered:
             stream = self._send_answer(client)
         elif not self._known.task:
@@ -343,9 +339,14 @@ class A2aRun:
                 yield update
 
     async def _send_answer(self, client: Any) -> AsyncIterator[StreamResponse]:
-        """Send the user's answer and yield the updates after it. An agent that has ended its task meanwhile, without
-        an answer, refuses it: then yield the task."""
-        context = await self._make_context()
+        """Send the user's answer and yield the updates after it. First fetch the task: it may have ended, or the agent
+        may have asked another question while nobody read its updates. An agent that has ended its
+        task at this moment refuses the answer."""
+        context, question = await self._make_context(), self._fold.question
+        with suppress(TaskNotFoundError):  # then sending fails too, or the agent cannot show its tasks
+            yield StreamResponse(task=await self._look_up(client))
+        if self._fold.has_ended or self._fold.question != question:
+            return
         self._fold.mark_sent()
         try:
             async for update in client.send_message(self._make_message([Part(text=self._answer)]), context=context):
