@@ -448,6 +448,29 @@ async def test_an_answer_is_not_sent_to_a_question_that_was_asked_while_no_strea
     assert warned == ["the answer was not sent: the agent asked another question before it got the answer"]
 
 
+async def test_a_stream_that_begins_with_the_state_before_the_answer_asks_nothing_again(tmp_path: Path) -> None:
+    """The protocol lets every stream begin with the task."""
+
+    class Exact(Asker):
+        async def on_message_send_stream(self, params: Any, context: Any) -> Any:
+            yield A2aTask(id="t", context_id="c", status=self.state)
+            async for update in super().on_message_send_stream(params, context):
+                yield update
+
+    asker = Exact("Which cluster?", "Which cluster?")
+    async with serve_asker(asker) as url, supervise(tmp_path) as supervisor, asyncio.timeout(60):
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        texts = ["blue", "green"]
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                decision = Allow(args={"answer": texts.pop(0)})
+                assert await supervisor.answer(event.body.approval_id, decision, by="user") == "taken"
+        events = await read_run(run)
+    assert bodies(events, RunEnded)[0].final_response == "so it is green"
+    assert [body.reason for body in bodies(events, ApprovalDecided)] == ["", ""]
+    assert [asker.received.get_nowait() for _ in range(3)] == ["deploy", "blue", "green"]
+
+
 def test_a_question_that_is_told_again_without_its_text_is_the_same() -> None:
     fold = UpdateFold()
     task = A2aTask(id="t", status=make_status(_INPUT, "Which cluster?"))

@@ -29,6 +29,8 @@ from a2a.types import (
     StreamResponse,
     SubscribeToTaskRequest,
     Task,
+    TaskState,
+    TaskStatus,
 )
 from a2a.utils.errors import A2AError, MethodNotFoundError, TaskNotFoundError, UnsupportedOperationError
 from google.protobuf.json_format import MessageToDict, ParseDict
@@ -342,15 +344,17 @@ class A2aRun:
         """Send the user's answer and yield the updates after it. First fetch the task: it may have ended, or the agent
         may have asked another question while nobody read its updates. An agent that has ended its
         task at this moment refuses the answer."""
-        context, question = await self._make_context(), self._fold.question
+        context, question, before = await self._make_context(), self._fold.question, Task()
         with suppress(TaskNotFoundError):  # then sending fails too, or the agent cannot show its tasks
-            yield StreamResponse(task=await self._look_up(client))
+            before = await self._look_up(client)
+            yield StreamResponse(task=before)
         if self._fold.has_ended or self._fold.question != question:
             return
         self._fold.mark_sent()
         try:
             async for update in client.send_message(self._make_message([Part(text=self._answer)]), context=context):
-                yield update
+                if not _is_same_question(update.task.status, before.status):  # each stream may begin with the task
+                    yield update
         except A2AError:
             task = Task()
             with suppress(A2AError, httpx.HTTPError):
@@ -569,6 +573,10 @@ class A2aRun:
 
 async def _next(items: AsyncGenerator[T]) -> T:
     return await anext(items)  # a coroutine, as a task needs
+
+
+def _is_same_question(status: TaskStatus, other: TaskStatus) -> bool:
+    return bool(status.state == TaskState.TASK_STATE_INPUT_REQUIRED and status == other)
 
 
 def _is_unsent(error: Exception) -> bool:
