@@ -471,6 +471,30 @@ async def test_a_stream_that_begins_with_the_state_before_the_answer_asks_nothin
     assert [asker.received.get_nowait() for _ in range(3)] == ["deploy", "blue", "green"]
 
 
+async def test_an_agent_that_works_again_and_refuses_the_late_answer_is_followed_to_its_end(tmp_path: Path) -> None:
+    class Busy(Asker):
+        async def on_message_send_stream(self, params: Any, context: Any) -> Any:
+            if params.message.task_id:
+                raise UnsupportedOperationError("the question is closed")
+            yield self.change(_INPUT, "Which cluster?")
+
+        async def on_subscribe_to_task(self, params: Any, context: Any) -> Any:
+            yield self.change(TaskState.TASK_STATE_COMPLETED, "deployed to blue")
+
+    asker = Busy()
+    async with serve_asker(asker) as url, supervise(tmp_path) as supervisor, asyncio.timeout(60):
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                asker.change(TaskState.TASK_STATE_WORKING, "")
+                assert await supervisor.answer(event.body.approval_id, Allow(), by="user") == "taken"
+        events = await read_run(run)
+    assert bodies(events, RunEnded)[0].final_response == "deployed to blue"
+    assert [body.text for body in bodies(events, Warned)] == [
+        "the agent has gone on and refuses the answer: the question is closed"
+    ]
+
+
 def test_a_question_that_is_told_again_without_its_text_is_the_same() -> None:
     fold = UpdateFold()
     task = A2aTask(id="t", status=make_status(_INPUT, "Which cluster?"))

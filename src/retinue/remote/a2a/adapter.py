@@ -39,7 +39,7 @@ from google.protobuf.struct_pb2 import Value
 from retinue.concurrency import RateLimit, TaskOwner
 from retinue.core.approvals import INPUT_REQUIRED, Allow, Decision, find_answer_text
 from retinue.core.errors import Disconnected, RetinueError
-from retinue.core.events import ApprovalAsked, ApprovalDecided, Gap, Inbox, RunEnded, RunResumed
+from retinue.core.events import ApprovalAsked, ApprovalDecided, Gap, Inbox, RunEnded, RunResumed, Warned
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
 from retinue.core.messages import ASKER
 from retinue.core.remote_agents import A2aAgent
@@ -67,6 +67,7 @@ UPDATE_RATE, UPDATE_BURST = 2000.0, 10_000  # per task: updates per second, and 
 FORGOTTEN = "the agent no longer knows the task: it may have been restarted; it is not called again"
 UNKNOWN_START = "the connection was lost before the agent confirmed the task; it may run there, and is not called again"
 NOT_OPEN = "the question is not open any more"
+UNTAKEN = "the agent has gone on and refuses the answer: {why}"
 ASKED_AGAIN = "the run was resumed at the agent, which asks again"
 NO_ENTRY = "the agent does not let us in (HTTP status {status}): {auth}"
 NO_AUTH = "no credentials are configured; give it 'auth' in retinue.yaml, or --bearer-env or --api-key-env"
@@ -342,8 +343,8 @@ class A2aRun:
 
     async def _send_answer(self, client: Any) -> AsyncIterator[StreamResponse]:
         """Send the user's answer and yield the updates after it. First fetch the task: it may have ended, or the agent
-        may have asked another question while nobody read its updates. An agent that has ended its
-        task at this moment refuses the answer."""
+        may have asked another question while nobody read its updates. An agent that has gone on at this moment may
+        refuse the answer."""
         context, question, before = await self._make_context(), self._fold.question, Task()
         with suppress(TaskNotFoundError):  # then sending fails too, or the agent cannot show its tasks
             before = await self._look_up(client)
@@ -355,12 +356,16 @@ class A2aRun:
             async for update in client.send_message(self._make_message([Part(text=self._answer)]), context=context):
                 if not _is_same_question(update.task.status, before.status):  # each stream may begin with the task
                     yield update
-        except A2AError:
+        except A2AClientError:
+            raise
+        except A2AError as error:
             task = Task()
             with suppress(A2AError, httpx.HTTPError):
                 task = await self._look_up(client)
-            if task.status.state not in ENDINGS:
+            if task.status.state in (TaskState.TASK_STATE_UNSPECIFIED, TaskState.TASK_STATE_INPUT_REQUIRED):
                 raise
+            warned = Warned(UNTAKEN.format(why=error.message), code="answer_undelivered")
+            self._inbox.put_nowait(Report(STARTED, warned))
             yield StreamResponse(task=task)
 
     async def _poll(self, client: Any) -> AsyncIterator[StreamResponse]:
