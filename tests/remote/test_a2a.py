@@ -471,6 +471,22 @@ async def test_a_stream_that_begins_with_the_state_before_the_answer_asks_nothin
     assert [asker.received.get_nowait() for _ in range(3)] == ["deploy", "blue", "green"]
 
 
+@pytest.mark.parametrize("error", [UnsupportedOperationError, TaskNotFoundError])
+async def test_an_agent_that_cannot_show_its_tasks_gets_its_answer(tmp_path: Path, error: type[A2AError]) -> None:
+    class Secretive(Asker):
+        async def on_get_task(self, params: Any, context: Any) -> Any:
+            raise error
+
+    asker = Secretive("Which cluster?")
+    async with serve_asker(asker) as url, supervise(tmp_path) as supervisor, asyncio.timeout(60):
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                decision = Allow(args={"answer": "blue"})
+                assert await supervisor.answer(event.body.approval_id, decision, by="user") == "taken"
+        assert (await run.result()).final_response == "so it is blue"
+
+
 async def test_an_agent_that_works_again_and_refuses_the_late_answer_is_followed_to_its_end(tmp_path: Path) -> None:
     class Busy(Asker):
         async def on_message_send_stream(self, params: Any, context: Any) -> Any:

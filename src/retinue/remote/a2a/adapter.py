@@ -346,7 +346,7 @@ class A2aRun:
         may have asked another question while nobody read its updates. An agent that has gone on at this moment may
         refuse the answer."""
         context, question, before = await self._make_context(), self._fold.question, Task()
-        with suppress(TaskNotFoundError):  # then sending fails too, or the agent cannot show its tasks
+        with suppress(TaskNotFoundError, UnsupportedOperationError):  # some agents cannot show their tasks
             before = await self._look_up(client)
             yield StreamResponse(task=before)
         if self._fold.has_ended or self._fold.question != question:
