@@ -340,9 +340,9 @@ def make_status(state: Any, text: str = "") -> TaskStatus:
 
 
 @asynccontextmanager
-async def serve_asker(asker: Asker) -> AsyncIterator[str]:
+async def serve_asker(asker: Asker, **card_changes: Any) -> AsyncIterator[str]:
     bound, url = bind()
-    card = make_card(url)
+    card = make_card(url, **card_changes)
     async with run_app([*create_agent_card_routes(card), *create_jsonrpc_routes(asker, "/")], bound):
         yield url
 
@@ -421,6 +421,95 @@ async def test_the_result_of_an_agent_that_went_on_without_an_answer_is_not_lost
         result = await run.result()
     expected = ("done", "deployed to blue") if has_ended else ("failed", "the agent refuses: the question is closed")
     assert (result.status, result.final_response) == expected
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+async def test_an_answer_is_not_sent_to_a_question_that_was_asked_while_no_stream_was_open(
+    tmp_path: Path, is_cut: bool
+) -> None:
+    """The stream of the first question breaks or ends. Then the agent asks another question by itself."""
+    asker = Asker("Which cluster?")
+    async with Proxy() as proxy, supervise(tmp_path) as supervisor, asyncio.timeout(60):
+        interfaces = [AgentInterface(url=proxy.url, protocol_binding="JSONRPC", protocol_version="1.0")]
+        async with serve_asker(asker, supported_interfaces=interfaces) as url:
+            proxy.target = int(url.rpartition(":")[2])
+            run = await supervisor.spawn(make_profile(proxy.url, reconnect_timeout=30.0), Task("deploy"))
+            async for event in run.events():
+                if isinstance(event.body, ApprovalAsked):
+                    is_first = event.body.preview == "Which cluster?"
+                    if is_first:
+                        asker.change(_INPUT, "May I delete it?")
+                        proxy.cut() if is_cut else asker.updates.put_nowait(None)
+                        for _ in range(5):  # until we have noticed it
+                            await inspect_agent(A2aAgent(url=proxy.url))
+                    decision = Allow(args={"answer": "blue"}) if is_first else Deny("never")
+                    assert await supervisor.answer(event.body.approval_id, decision, by="user") == "taken"
+            warned = [body.text for body in bodies(await read_run(run), Warned)]
+    assert [asker.received.get_nowait() for _ in range(asker.received.qsize())] == ["deploy", "never"]
+    assert warned == ["the answer was not sent: the agent asked another question before it got the answer"]
+
+
+async def test_a_stream_that_begins_with_the_state_before_the_answer_asks_nothing_again(tmp_path: Path) -> None:
+    """The protocol lets every stream begin with the task."""
+
+    class Exact(Asker):
+        async def on_message_send_stream(self, params: Any, context: Any) -> Any:
+            yield A2aTask(id="t", context_id="c", status=self.state)
+            async for update in super().on_message_send_stream(params, context):
+                yield update
+
+    asker = Exact("Which cluster?", "Which cluster?")
+    async with serve_asker(asker) as url, supervise(tmp_path) as supervisor, asyncio.timeout(60):
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        texts = ["blue", "green"]
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                decision = Allow(args={"answer": texts.pop(0)})
+                assert await supervisor.answer(event.body.approval_id, decision, by="user") == "taken"
+        events = await read_run(run)
+    assert bodies(events, RunEnded)[0].final_response == "so it is green"
+    assert [body.reason for body in bodies(events, ApprovalDecided)] == ["", ""]
+    assert [asker.received.get_nowait() for _ in range(3)] == ["deploy", "blue", "green"]
+
+
+@pytest.mark.parametrize("error", [UnsupportedOperationError, TaskNotFoundError])
+async def test_an_agent_that_cannot_show_its_tasks_gets_its_answer(tmp_path: Path, error: type[A2AError]) -> None:
+    class Secretive(Asker):
+        async def on_get_task(self, params: Any, context: Any) -> Any:
+            raise error
+
+    asker = Secretive("Which cluster?")
+    async with serve_asker(asker) as url, supervise(tmp_path) as supervisor, asyncio.timeout(60):
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                decision = Allow(args={"answer": "blue"})
+                assert await supervisor.answer(event.body.approval_id, decision, by="user") == "taken"
+        assert (await run.result()).final_response == "so it is blue"
+
+
+async def test_an_agent_that_works_again_and_refuses_the_late_answer_is_followed_to_its_end(tmp_path: Path) -> None:
+    class Busy(Asker):
+        async def on_message_send_stream(self, params: Any, context: Any) -> Any:
+            if params.message.task_id:
+                raise UnsupportedOperationError("the question is closed")
+            yield self.change(_INPUT, "Which cluster?")
+
+        async def on_subscribe_to_task(self, params: Any, context: Any) -> Any:
+            yield self.change(TaskState.TASK_STATE_COMPLETED, "deployed to blue")
+
+    asker = Busy()
+    async with serve_asker(asker) as url, supervise(tmp_path) as supervisor, asyncio.timeout(60):
+        run = await supervisor.spawn(make_profile(url), Task("deploy"))
+        async for event in run.events():
+            if isinstance(event.body, ApprovalAsked):
+                asker.change(TaskState.TASK_STATE_WORKING, "")
+                assert await supervisor.answer(event.body.approval_id, Allow(), by="user") == "taken"
+        events = await read_run(run)
+    assert bodies(events, RunEnded)[0].final_response == "deployed to blue"
+    assert [body.text for body in bodies(events, Warned)] == [
+        "the agent has gone on and refuses the answer: the question is closed"
+    ]
 
 
 def test_a_question_that_is_told_again_without_its_text_is_the_same() -> None:

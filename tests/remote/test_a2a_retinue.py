@@ -31,7 +31,7 @@ from retinue.core.events import (
 )
 from retinue.core.messages import RunRef
 from retinue.core.remote_agents import A2aAgent
-from retinue.protocol.a2a import EXTENSION, make_command_metadata, make_event_metadata
+from retinue.protocol.a2a import EXTENSION, MOST_ANSWER, TOO_LONG, make_command_metadata, make_event_metadata
 from retinue.remote.a2a import adapter
 from retinue.remote.port import RemoteRequest
 from retinue.testing import scripted
@@ -182,7 +182,12 @@ async def test_a_call_there_is_not_made_if_the_user_allows_it_with_other_argumen
     assert '"staging"' in decided.reason and decided.reason in ending.final_response
 
 
-async def test_the_text_of_an_answer_reaches_an_agent_two_servers_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "received"), [("blue", "blue"), ("x" * (MOST_ANSWER + 1), TOO_LONG)], ids=["", "long"]
+)
+async def test_the_text_of_an_answer_reaches_an_agent_two_servers_away(
+    tmp_path: Path, text: str, received: str
+) -> None:
     asker = Asker("Which cluster?")
     async with serve_asker(asker) as far:
         call = {"name": "subagent_argocd", "args": {"task": "deploy"}}
@@ -193,10 +198,10 @@ async def test_the_text_of_an_answer_reaches_an_agent_two_servers_away(tmp_path:
             async for event in run.events():
                 if isinstance(event.body, ApprovalAsked):
                     assert (event.body.tool, event.body.preview) == ("input_required", "Which cluster?")
-                    decision = Allow(args={"answer": "blue"})
+                    decision = Allow(args={"answer": text})
                     assert await supervisor.answer(event.body.approval_id, decision, by="user") == "taken"
-            assert (await run.result()).final_response == "so it is blue"
-    assert [asker.received.get_nowait() for _ in range(2)] == ["deploy", "blue"]
+            assert (await run.result()).final_response == f"so it is {received}"
+    assert [asker.received.get_nowait() for _ in range(2)] == ["deploy", received]
 
 
 @pytest.mark.parametrize("name", ["q", "q" * 300])

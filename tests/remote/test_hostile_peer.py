@@ -491,6 +491,35 @@ async def test_a_peer_withdraws_only_the_question_that_it_names(tmp_path: Path) 
     await supervisor.close()
 
 
+async def test_an_answer_is_not_sent_to_a_question_that_reuses_the_id_of_the_one_answered(tmp_path: Path) -> None:
+    """The peer takes back its question, and asks another one with the same id, while the answer is being written."""
+
+    async def script(run: PeerRun) -> None:
+        run.say(THEIRS)
+        await is_answered.wait()
+        run.say(ApprovalDecided(THEIRS.approval_id, THEIRS.call_id, False))
+        run.say(ApprovalAsked(THEIRS.approval_id, THEIRS.call_id, "shell", {"command": "rm -r /"}))
+        run.say(over((await run.answers.get()).__class__.__name__))
+
+    is_answered, is_written = asyncio.Event(), asyncio.Event()
+    supervisor = make_supervisor(tmp_path, ScriptedPeer(script))
+    run = supervisor.spawner.spawn_primary(SCRIPTED, Task("look"))
+    await until(lambda: bool(supervisor.approvals.pending()))
+    [first] = supervisor.approvals.pending()
+    [question] = supervisor.approvals._questions.values()
+    assert await supervisor.answer(first.id, Allow(), by="user") == "taken"
+    question.written = asyncio.ensure_future(is_written.wait())  # the disk is slow
+    is_answered.set()
+    await until(lambda: bool(supervisor.approvals.pending()))
+    [second] = supervisor.approvals.pending()
+    is_written.set()
+    assert second.args == {"command": "rm -r /"}
+    assert await supervisor.answer(second.id, Deny(), by="user") == "taken"
+    await run.join()
+    assert run.result().final_response == "Deny"
+    await supervisor.close()
+
+
 async def test_questions_about_one_call_are_answered_one_by_one(tmp_path: Path) -> None:
     """The peer takes back the first of two questions with the same call id. The answer to the second one arrives."""
 

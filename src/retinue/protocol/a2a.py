@@ -26,6 +26,7 @@ AFTER_HEADER = "Retinue-After"
 ASKED, ANSWERED = "approval.asked", "approval.answer"
 PATH_KEY, RUN_KEY = "retinue/path", "retinue/run"
 MOST_PREVIEW = MOST_ANSWER = 64 * 1024  # characters
+TOO_LONG = f"the user's answer has more than {MOST_ANSWER} characters"
 
 
 def make_request_metadata(caller: Caller, path: str) -> dict[str, Any]:
@@ -112,11 +113,13 @@ def make_question(asked: Approval) -> dict[str, Any]:
 
 
 def make_answer(asked: ApprovalAsked, decision: Decision) -> dict[str, Any]:
-    """Return the data part that answers a question."""
+    """Return the data part that answers a question. A text that is too long is not sent, which is a no."""
     answer: dict[str, Any] = {"type": ANSWERED, "approval_id": asked.approval_id, "digest": asked.digest}
     if isinstance(decision, Deny):
         return {**answer, "decision": "deny", "reason": decision.reason}
     text = find_answer_text(decision) if asked.tool == INPUT_REQUIRED else ""
+    if len(text) > MOST_ANSWER:
+        return {**answer, "decision": "deny", "reason": TOO_LONG}
     return {**answer, "decision": "allow", **({"answer": text} if text else {})}
 
 

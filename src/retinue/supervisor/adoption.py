@@ -116,10 +116,12 @@ class AdoptedRun(Run, eq=False):
 
 @dataclass(slots=True, eq=False)
 class _PeerQuestion:
-    """A question of a peer that is asked here. `approval_id` is its id here, once a person is asked."""
+    """A question of a peer that is asked here. `approval_id` is its id here, once a person is asked. `is_closed` is
+    True if the peer has closed it after a person's answer, which may still be on its way."""
 
     task: asyncio.Task[None]
     approval_id: str = ""
+    is_closed: bool = False
 
 
 class _Speech:
@@ -380,6 +382,7 @@ class Adoption:
         question = self._questions.get(place)
         if question is not None:
             written = [asked for asked in run.view.approvals if asked.approval_id == question.approval_id]
+            question.is_closed = True
             if written or not question.approval_id:
                 del self._questions[place]
                 question.task.cancel()
@@ -407,7 +410,10 @@ class Adoption:
 
     def _ask(self, key: str, run: Run, body: ApprovalAsked) -> None:
         place = key, body.approval_id
-        if place not in self._questions:
+        known = self._questions.get(place)
+        if known is not None and known.is_closed:
+            known.task.cancel()  # its answer must not go to this question
+        if known is None or known.is_closed:
             is_flood = len(self._questions) >= MOST_QUESTIONS
             task = self._tasks.start(self._refuse(key, body) if is_flood else self._answer(key, run, body))
             self._questions[place] = _PeerQuestion(task)

@@ -29,6 +29,8 @@ from a2a.types import (
     StreamResponse,
     SubscribeToTaskRequest,
     Task,
+    TaskState,
+    TaskStatus,
 )
 from a2a.utils.errors import A2AError, MethodNotFoundError, TaskNotFoundError, UnsupportedOperationError
 from google.protobuf.json_format import MessageToDict, ParseDict
@@ -37,7 +39,7 @@ from google.protobuf.struct_pb2 import Value
 from retinue.concurrency import RateLimit, TaskOwner
 from retinue.core.approvals import INPUT_REQUIRED, Allow, Decision, find_answer_text
 from retinue.core.errors import Disconnected, RetinueError
-from retinue.core.events import ApprovalAsked, ApprovalDecided, Gap, Inbox, RunEnded, RunResumed
+from retinue.core.events import ApprovalAsked, ApprovalDecided, Gap, Inbox, RunEnded, RunResumed, Warned
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
 from retinue.core.messages import ASKER
 from retinue.core.remote_agents import A2aAgent
@@ -65,6 +67,7 @@ UPDATE_RATE, UPDATE_BURST = 2000.0, 10_000  # per task: updates per second, and 
 FORGOTTEN = "the agent no longer knows the task: it may have been restarted; it is not called again"
 UNKNOWN_START = "the connection was lost before the agent confirmed the task; it may run there, and is not called again"
 NOT_OPEN = "the question is not open any more"
+UNTAKEN = "the agent has gone on and refuses the answer: {why}"
 ASKED_AGAIN = "the run was resumed at the agent, which asks again"
 NO_ENTRY = "the agent does not let us in (HTTP status {status}): {auth}"
 NO_AUTH = "no credentials are configured; give it 'auth' in retinue.yaml, or --bearer-env or --api-key-env"
@@ -278,15 +281,14 @@ class A2aRun:
             self._goes_on.clear()
             await self._goes_on.wait()
             self._seen_at = time.monotonic()
-        self._goes_on.clear()
 
     async def _read_until_answer(self, stream: AsyncGenerator[StreamResponse]) -> AsyncGenerator[StreamResponse]:
         """Yield the updates of a stream until it ends, or until the user answers the agent's question: some agents keep
-        the stream open, and the answer must not wait for its end. The state of the task then replaces the rest."""
+        the stream open, and the answer must not wait for its end."""
         async with TaskOwner() as owner:
-            going_on = owner.start(self._goes_on.wait())
             reading = owner.start(_next(stream))
             await asyncio.wait([reading])  # without `going_on`, because the request of the stream must arrive
+            going_on = owner.start(self._goes_on.wait())
             while reading.done():
                 try:
                     update = reading.result()
@@ -295,15 +297,12 @@ class A2aRun:
                 yield update
                 reading = owner.start(_next(stream))
                 await asyncio.wait([reading, going_on], return_when=asyncio.FIRST_COMPLETED)
-        with suppress(A2AError, RetinueError, httpx.HTTPError, TimeoutError, *MALFORMED):
-            async with asyncio.timeout(self._agent.timeout):
-                task = await self._look_up(await self._connection.get_client(streaming=False))
-            yield StreamResponse(task=task)
 
     async def _open_stream(self) -> AsyncGenerator[StreamResponse]:
         """Request the task, or the rest of its updates."""
         streaming = self._connection.card.capabilities.streaming
         client = await self._connection.get_client(streaming=streaming)
+        self._goes_on.clear()
         if self._fold.is_answered:
             stream = self._send_answer(client)
         elif not self._known.task:
@@ -343,19 +342,30 @@ class A2aRun:
                 yield update
 
     async def _send_answer(self, client: Any) -> AsyncIterator[StreamResponse]:
-        """Send the user's answer and yield the updates after it. An agent that has ended its task meanwhile, without
-        an answer, refuses it: then yield the task."""
-        context = await self._make_context()
+        """Send the user's answer and yield the updates after it. First fetch the task: it may have ended, or the agent
+        may have asked another question while nobody read its updates. An agent that has gone on at this moment may
+        refuse the answer."""
+        context, question, before = await self._make_context(), self._fold.question, Task()
+        with suppress(TaskNotFoundError, UnsupportedOperationError):  # some agents cannot show their tasks
+            before = await self._look_up(client)
+            yield StreamResponse(task=before)
+        if self._fold.has_ended or self._fold.question != question:
+            return
         self._fold.mark_sent()
         try:
             async for update in client.send_message(self._make_message([Part(text=self._answer)]), context=context):
-                yield update
-        except A2AError:
+                if not _is_same_question(update.task.status, before.status):  # each stream may begin with the task
+                    yield update
+        except A2AClientError:
+            raise
+        except A2AError as error:
             task = Task()
             with suppress(A2AError, httpx.HTTPError):
                 task = await self._look_up(client)
-            if task.status.state not in ENDINGS:
+            if task.status.state in (TaskState.TASK_STATE_UNSPECIFIED, TaskState.TASK_STATE_INPUT_REQUIRED):
                 raise
+            warned = Warned(UNTAKEN.format(why=error.message), code="answer_undelivered")
+            self._inbox.put_nowait(Report(STARTED, warned))
             yield StreamResponse(task=task)
 
     async def _poll(self, client: Any) -> AsyncIterator[StreamResponse]:
@@ -568,6 +578,10 @@ class A2aRun:
 
 async def _next(items: AsyncGenerator[T]) -> T:
     return await anext(items)  # a coroutine, as a task needs
+
+
+def _is_same_question(status: TaskStatus, other: TaskStatus) -> bool:
+    return bool(status.state == TaskState.TASK_STATE_INPUT_REQUIRED and status == other)
 
 
 def _is_unsent(error: Exception) -> bool:

@@ -492,6 +492,8 @@ def read_message(params: SendMessageRequest, headers: Mapping[str, str]) -> Clie
         raise InvalidParamsError(f"the text is larger than {EVENT_BYTES // 2} bytes: send it as a file")
     if not (text or files or answers):
         raise InvalidParamsError("the message is empty: say what to do")
+    if len({answer.approval_id for answer in answers}) < len(answers):
+        raise InvalidParamsError("the message answers a question twice")
     return ClientMessage(
         message_id=_check_id(message.message_id, "messageId", required=True),
         task_id=_check_id(message.task_id, "taskId"),
