@@ -32,9 +32,8 @@ def listed(schema: dict[str, Any], output: dict[str, Any] | None = None) -> Any:
     tool = types.Tool(name="t", input_schema=schema, output_schema=output)
     listing = ToolListing("s", None)
     listing.add_page([tool])
-    found, left_out = listing.make_tools()
-    assert not left_out
-    return found["mcp__s__t"]
+    assert not listing.list_notes()
+    return listing.tools["mcp__s__t"]
 
 
 @pytest.fixture
