@@ -168,6 +168,20 @@ def test_parts_keep_their_dialect_their_addresses_and_their_anchors() -> None:
         assert checked.find_error(wrong) is not None
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {f"x{n}": {"$id": f"#/properties/settings/properties/x{n}"} for n in range(100)},
+         "$schema": "http://json-schema.org/draft-07/schema#"},
+        {"examples": [{"id": "0123456789abcdef" * 2}] * 100},
+        {"properties": {f"x{n}": {"anyOf": [{"type": "string"}, {"type": "null"}]} for n in range(2000)}},
+    ],
+    ids=["an address in each part", "examples that have ids", "100 KB"],
+)  # fmt: skip
+def test_an_ordinary_large_schema_can_be_checked(schema: dict[str, Any]) -> None:
+    assert BoundedSchema(schema).find_error({}) is None
+
+
 def test_names_that_no_pattern_allows_are_named() -> None:
     error = BoundedSchema({"patternProperties": {"^x": {}}, "additionalProperties": False}).find_error({"y": 1})
     assert error is not None and error.message == "Additional properties are not allowed ('y' was unexpected)"

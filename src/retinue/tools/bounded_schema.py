@@ -23,7 +23,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import specification_with
 
 CHECK_STEPS = 100_000
-SCHEMA_STEPS = 1_000_000
+SCHEMA_STEPS = 3_000_000
 REFERENCE_STEPS = 20  # resolving a reference takes about as long as this many other steps
 PATTERN_STEPS = 100  # compiling a pattern
 MATCH_STEP = 256  # characters times instructions that RE2 matches in a step, at worst
@@ -31,7 +31,7 @@ MESSAGE_STEP = 64  # characters of an error message
 SIZE_STEP = 16  # members of a list or an object
 UNIQUE_ITEMS = 1000
 PATTERN_BYTES = 256 * 1024
-ID_CHARACTERS = 2000  # of all `$id` in a schema: each reference is joined with the path that they make
+ID_CHARACTERS = 2000  # of an `$id` and those around it: each reference is joined with the address that they make
 TOO_COSTLY = "its schema takes too many steps to check"
 UNUSABLE = "its schema cannot be used: {why}"
 _REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
@@ -133,19 +133,22 @@ def _make_validator(kind: Any, schema: Any) -> Any:
 
 
 def _measure_schema(schema: Any) -> int:
-    """Return the number of values in a schema. Raises SchemaTooCostly for one with long addresses of parts."""
-    count = characters = 0
-    waiting = [schema]
+    """Return the number of values in a schema and of characters in the addresses of its parts. Raises SchemaTooCostly
+    for a schema with a long address."""
+    count = 0
+    waiting = [(schema, 0)]
     while waiting:
-        value = waiting.pop()
+        value, address = waiting.pop()
         count += 1
         if isinstance(value, dict):
-            characters += sum(len(value[name]) for name in _IDS if isinstance(value.get(name), str))
-            waiting += value.values()
+            if own := sum(len(value[name]) for name in _IDS if isinstance(value.get(name), str)):
+                address += own
+                count += address
+            waiting += [(each, address) for each in value.values()]
         elif isinstance(value, list):
-            waiting += value
-    if characters > ID_CHARACTERS:
-        raise SchemaTooCostly
+            waiting += [(each, address) for each in value]
+        if address > ID_CHARACTERS:
+            raise SchemaTooCostly
     return count
 
 
