@@ -103,9 +103,11 @@ def _find_error(validator: Any, value: Any, steps: Steps, part: dict[str, Any] |
         found: ValidationError | None = best_match(used.iter_errors(value))
     except SchemaTooCostly:
         raise
+    except RecursionError:
+        raise SchemaTooCostly from None
     except Unresolvable as error:
         raise SchemaUnusable(UNUSABLE.format(why=error)) from None
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, UnknownType, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, UnknownType, ValueError) as error:
         # A reference may lead to a part that no check of the schema has seen.
         raise SchemaUnusable(UNUSABLE.format(why=type(error).__name__)) from None
     finally:
