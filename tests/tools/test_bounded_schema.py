@@ -167,6 +167,11 @@ def test_parts_keep_their_dialect_their_addresses_and_their_anchors() -> None:
         assert checked.find_error(wrong) is not None
 
 
+def test_a_value_that_no_schema_allows_is_named() -> None:
+    error = BoundedSchema({"properties": {"x": False}}).find_error({"x": 1})
+    assert error is not None and error.message == "False schema does not allow 1"
+
+
 @pytest.mark.parametrize(
     "schema",
     [

@@ -37,9 +37,8 @@ UNUSABLE = "its schema cannot be used: {why}"
 _REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _COMPARED = frozenset({"const", "dependencies", "dependentRequired", "enum"})  # their whole values are looked through
 _IDS = ("$id", "id")
-_NOTHING: dict[str, Any] = {
-    "not": {}
-}  # means the same as False, of which jsonschema makes a message before a step can be taken
+_NEVER = "retinue/never"  # our keyword for a schema that is False: jsonschema takes no step for its message
+_NOTHING = {_NEVER: True}
 _LEFT: ContextVar[Steps] = ContextVar("steps left")
 
 Keyword = Callable[[Any, Any, Any, dict[str, Any]], Iterator[ValidationError] | None]
@@ -165,7 +164,8 @@ def _bound_keywords(kind: Any) -> Any:
         "unevaluatedProperties": _accept_anything,
         "uniqueItems": _check_unique,
     }
-    keywords = {**kind.VALIDATORS, **{name: check for name, check in ours.items() if name in kind.VALIDATORS}}
+    ours = {name: check for name, check in ours.items() if name in kind.VALIDATORS}
+    keywords = {**kind.VALIDATORS, **ours, _NEVER: _refuse_anything}
     bounded: Any = extend(kind, {name: _count_steps(name, check) for name, check in keywords.items()})  # type: ignore[no-untyped-call]
     evolve, descend = bounded.evolve, bounded.descend
 
@@ -223,6 +223,10 @@ def _count_values(value: Any) -> int:
 
 def _accept_anything(validator: Any, value: Any, instance: Any, schema: dict[str, Any]) -> None:
     """Accept any value, for a keyword that is not checked here."""
+
+
+def _refuse_anything(validator: Any, value: Any, instance: Any, schema: dict[str, Any]) -> Iterator[ValidationError]:
+    yield ValidationError(f"False schema does not allow {instance!r}")
 
 
 def _check_pattern(validator: Any, pattern: Any, instance: Any, schema: dict[str, Any]) -> Iterator[ValidationError]:
