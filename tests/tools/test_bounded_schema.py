@@ -32,9 +32,8 @@ def listed(schema: dict[str, Any], output: dict[str, Any] | None = None) -> Any:
     tool = types.Tool(name="t", input_schema=schema, output_schema=output)
     listing = ToolListing("s", None)
     listing.add_page([tool])
-    found, left_out = listing.make_tools()
-    assert not left_out
-    return found["mcp__s__t"]
+    assert not listing.list_notes()
+    return listing.tools["mcp__s__t"]
 
 
 @pytest.fixture
@@ -143,7 +142,6 @@ def test_an_output_schema_that_cannot_be_checked_is_an_error_of_the_settings(wro
         ({"multipleOf": 0}, 1),
         ({"minimum": "1"}, 1),
         ({"$ref": "#/nowhere"}, 1),
-        ({"$ref": "#/part"}, 1),
         ({"multipleOf": 0.5}, float("nan")),
     ],
 )
@@ -167,6 +165,37 @@ def test_parts_keep_their_dialect_their_addresses_and_their_anchors() -> None:
     assert checked.find_error({"a": [1], "b": "x"}) is None
     for wrong in ({"a": ["x"]}, {"b": 1}, {"c": 1}):
         assert checked.find_error(wrong) is not None
+
+
+def test_a_value_that_no_schema_allows_is_named() -> None:
+    error = BoundedSchema({"properties": {"x": False}}).find_error({"x": 1})
+    assert error is not None and error.message == "False schema does not allow 1"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {f"x{n}": {"$id": f"#/properties/settings/properties/x{n}"} for n in range(100)},
+         "$schema": "http://json-schema.org/draft-07/schema#"},
+        {"examples": [{"id": "0123456789abcdef" * 2}] * 100},
+        {"properties": {f"x{n}": {"anyOf": [{"type": "string"}, {"type": "null"}]} for n in range(2000)}},
+    ],
+    ids=["an address in each part", "examples that have ids", "100 KB"],
+)  # fmt: skip
+def test_an_ordinary_large_schema_can_be_checked(schema: dict[str, Any]) -> None:
+    assert BoundedSchema(schema).find_error({}) is None
+
+
+def test_what_takes_too_many_levels_of_calls_to_check_is_too_costly() -> None:
+    endless = {"$ref": "#/$defs/part", "$defs": {"part": {"$ref": "#/$defs/part"}}}
+    with pytest.raises(SchemaTooCostly):
+        BoundedSchema(endless).find_error(1)
+    node = {"type": "object", "properties": {"nodes": {"type": "array", "items": {"$ref": "#/$defs/node"}}}}
+    value: dict[str, Any] = {}
+    for _ in range(190):
+        value = {"nodes": [value]}
+    tool = listed({"type": "object"}, {"type": "object", "$ref": "#/$defs/node", "$defs": {"node": node}})
+    tool.check_result(types.CallToolResult(content=[], structured_content=value))
 
 
 def test_names_that_no_pattern_allows_are_named() -> None:

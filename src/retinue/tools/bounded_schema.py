@@ -23,7 +23,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import specification_with
 
 CHECK_STEPS = 100_000
-SCHEMA_STEPS = 1_000_000
+SCHEMA_STEPS = 3_000_000
 REFERENCE_STEPS = 20  # resolving a reference takes about as long as this many other steps
 PATTERN_STEPS = 100  # compiling a pattern
 MATCH_STEP = 256  # characters times instructions that RE2 matches in a step, at worst
@@ -31,15 +31,14 @@ MESSAGE_STEP = 64  # characters of an error message
 SIZE_STEP = 16  # members of a list or an object
 UNIQUE_ITEMS = 1000
 PATTERN_BYTES = 256 * 1024
-ID_CHARACTERS = 2000  # of all `$id` in a schema: each reference is joined with the path that they make
+ID_CHARACTERS = 2000  # of an `$id` and those around it: each reference is joined with the address that they make
 TOO_COSTLY = "its schema takes too many steps to check"
 UNUSABLE = "its schema cannot be used: {why}"
 _REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _COMPARED = frozenset({"const", "dependencies", "dependentRequired", "enum"})  # their whole values are looked through
 _IDS = ("$id", "id")
-_NOTHING: dict[str, Any] = {
-    "not": {}
-}  # means the same as False, of which jsonschema makes a message before a step can be taken
+_NEVER = "retinue/never"  # our keyword for a schema that is False: jsonschema takes no step for its message
+_NOTHING = {_NEVER: True}
 _LEFT: ContextVar[Steps] = ContextVar("steps left")
 
 Keyword = Callable[[Any, Any, Any, dict[str, Any]], Iterator[ValidationError] | None]
@@ -103,9 +102,11 @@ def _find_error(validator: Any, value: Any, steps: Steps, part: dict[str, Any] |
         found: ValidationError | None = best_match(used.iter_errors(value))
     except SchemaTooCostly:
         raise
+    except RecursionError:
+        raise SchemaTooCostly from None
     except Unresolvable as error:
         raise SchemaUnusable(UNUSABLE.format(why=error)) from None
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, UnknownType, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, UnknownType, ValueError) as error:
         # A reference may lead to a part that no check of the schema has seen.
         raise SchemaUnusable(UNUSABLE.format(why=type(error).__name__)) from None
     finally:
@@ -133,19 +134,22 @@ def _make_validator(kind: Any, schema: Any) -> Any:
 
 
 def _measure_schema(schema: Any) -> int:
-    """Return the number of values in a schema. Raises SchemaTooCostly for one with long addresses of parts."""
-    count = characters = 0
-    waiting = [schema]
+    """Return the number of values in a schema and of characters in the addresses of its parts. Raises SchemaTooCostly
+    for a schema with a long address."""
+    count = 0
+    waiting = [(schema, 0)]
     while waiting:
-        value = waiting.pop()
+        value, address = waiting.pop()
         count += 1
         if isinstance(value, dict):
-            characters += sum(len(value[name]) for name in _IDS if isinstance(value.get(name), str))
-            waiting += value.values()
+            if own := sum(len(value[name]) for name in _IDS if isinstance(value.get(name), str)):
+                address += own
+                count += address
+            waiting += [(each, address) for each in value.values()]
         elif isinstance(value, list):
-            waiting += value
-    if characters > ID_CHARACTERS:
-        raise SchemaTooCostly
+            waiting += [(each, address) for each in value]
+        if address > ID_CHARACTERS:
+            raise SchemaTooCostly
     return count
 
 
@@ -160,7 +164,8 @@ def _bound_keywords(kind: Any) -> Any:
         "unevaluatedProperties": _accept_anything,
         "uniqueItems": _check_unique,
     }
-    keywords = {**kind.VALIDATORS, **{name: check for name, check in ours.items() if name in kind.VALIDATORS}}
+    ours = {name: check for name, check in ours.items() if name in kind.VALIDATORS}
+    keywords = {**kind.VALIDATORS, **ours, _NEVER: _refuse_anything}
     bounded: Any = extend(kind, {name: _count_steps(name, check) for name, check in keywords.items()})  # type: ignore[no-untyped-call]
     evolve, descend = bounded.evolve, bounded.descend
 
@@ -218,6 +223,10 @@ def _count_values(value: Any) -> int:
 
 def _accept_anything(validator: Any, value: Any, instance: Any, schema: dict[str, Any]) -> None:
     """Accept any value, for a keyword that is not checked here."""
+
+
+def _refuse_anything(validator: Any, value: Any, instance: Any, schema: dict[str, Any]) -> Iterator[ValidationError]:
+    yield ValidationError(f"False schema does not allow {instance!r}")
 
 
 def _check_pattern(validator: Any, pattern: Any, instance: Any, schema: dict[str, Any]) -> Iterator[ValidationError]:

@@ -34,7 +34,7 @@ from retinue.tools.mcp.server_messages import (
 )
 from retinue.tools.mcp.server_text import READ, cap_text, to_line
 from retinue.tools.mcp.servers import _make_text
-from retinue.tools.mcp.tool_listing import ToolListing
+from retinue.tools.mcp.tool_listing import LISTING_STEPS, ToolListing
 from tests.gates import limit_calls
 from tests.supervisor.tree.kit import bodies
 from tests.tools.mcp.kit import call, http_server, main, offered, program, quick_program, results, run, turns
@@ -234,8 +234,12 @@ async def test_a_page_of_many_wrong_tools_costs_little(tmp_path: Path) -> None:
     assert said == [large, many, *[again] * 508, f"{about}other tools are left out: 512 are enough"]
 
 
-async def test_a_listing_costs_a_bounded_number_of_steps_and_none_of_the_event_loop(tmp_path: Path) -> None:
+async def test_a_listing_costs_a_bounded_number_of_steps_and_none_of_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The checks of one tool may take half a second, and everything else would stand still meanwhile."""
+    monkeypatch.setattr("retinue.tools.bounded_schema.SCHEMA_STEPS", 1_000_000)
+    monkeypatch.setattr("retinue.tools.mcp.tool_listing.LISTING_STEPS", 4_000_000)
     said: list[str] = []
     async with retinue.open(mode="yes", mcp_servers={"bad": program("bad", "costly", str(tmp_path))}) as r:
         with limit_calls(2_000_000):  # of this thread
@@ -346,9 +350,33 @@ def test_only_the_first_texts_of_a_result_are_compared_with_its_data() -> None:
 def test_of_a_tool_that_is_left_out_no_long_name_is_kept() -> None:
     """A page may have 64 MiB of names, and a listing has many pages."""
     listing = ToolListing("s", None)
-    listing.add_page([types.Tool(name=f"{number}" * 5_000_000, input_schema={"type": "object"}) for number in (1, 2)])
-    found, notes = listing.make_tools()
-    assert not found and len(notes) == 2 and sum(len(tool.name) for tool in listing._kept) < 300
+    listing.add_page([types.Tool(name=f"{number}" * 15_000_000, input_schema={"type": "object"}) for number in (1, 2)])
+    assert not listing.tools and [len(note) < 300 for note in listing.list_notes()] == [True, True]
+
+
+def test_the_first_tools_of_a_large_listing_are_used() -> None:
+    description = "long " * 1_000_000
+    listing = ToolListing("s", None)
+    listing.add_page([types.Tool(name=f"t{n}", description=description, input_schema={}) for n in range(4)])
+    assert list(listing.tools) == ["mcp__s__t0", "mcp__s__t1"]
+    too_much = "is left out: its server has too many or too large tools to read them all"
+    assert listing.list_notes() == [f"its tool 't{n}' {too_much}" for n in (2, 3)]
+
+
+def test_a_hundred_tools_take_less_than_a_quarter_of_the_steps() -> None:
+    """Each has ten arguments and ten fields of its result, and names no dialect, as pydantic writes them."""
+    field = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "title": "A Field"}
+    schema = {"type": "object", "properties": {f"field{n}": field for n in range(10)}, "required": ["field0"]}
+    listing = ToolListing("s", None)
+    listing.add_page([types.Tool(name=f"t{n}", input_schema=schema, output_schema=schema) for n in range(100)])
+    assert len(listing.tools) == 100 and listing._steps.left > LISTING_STEPS * 3 // 4
+
+
+def test_a_wanted_tool_that_was_not_read_is_not_called_missing() -> None:
+    listing = ToolListing("s", ["t0", "t600"])
+    listing.add_page([types.Tool(name=f"t{n}", input_schema={"type": "object"}) for n in range(601)])
+    assert list(listing.tools) == ["mcp__s__t0"]
+    assert listing.list_notes() == ["its other tools are left out: 512 are enough"]
 
 
 async def test_data_is_indented_only_if_that_does_not_make_it_much_longer(tmp_path: Path) -> None:

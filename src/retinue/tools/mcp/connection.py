@@ -281,7 +281,7 @@ class Connection:
                 cursor = page.next_cursor
                 if cursor is None or listing.is_full:
                     break
-        self.tools, self.notes = await asyncio.to_thread(listing.make_tools)
+        self.tools, self.notes = listing.tools, listing.list_notes()
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

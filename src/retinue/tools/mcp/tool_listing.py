@@ -25,7 +25,7 @@ from retinue.tools.mcp.server_text import cap_text, clean_server_value, describe
 RUN_ID = "runId"
 MAX_NAME = 64
 MAX_TOOLS = 512
-LISTING_STEPS = 4_000_000
+LISTING_STEPS = 12_000_000
 TOO_MUCH = "its server has too many or too large tools to read them all"
 UNREADABLE = "retinue/unreadable"  # in `_meta`: why the SDK cannot read what the server sent for this tool
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
@@ -90,31 +90,25 @@ class ListedTool:
             return False
 
 
-@dataclass(frozen=True)
-class _LeftOut:
-    """A tool that is not kept, and why. Its name may be long, so only its beginning is kept."""
-
-    name: str
-    why: str
-
-
 class ToolListing:
     """The tools of a server's list, page by page. Reading and checking them all takes a bounded number of steps, where
     a byte of a tool counts as a step. It may take seconds, so it is done in a thread.
 
-    `wanted` are the names or patterns of the tools to use. `is_full` says that no further page is used."""
+    `wanted` are the names or patterns of the tools to use. `tools` are those that are used, by their names for models.
+    `is_full` says that no further page is used."""
 
     def __init__(self, server: str, wanted: Sequence[str] | None) -> None:
+        self.tools: dict[str, ListedTool] = {}
         self.is_full = False
         self._server = server
         self._wanted = wanted
         self._missing = set(wanted or ())
         self._count = 0
         self._steps = Steps(LISTING_STEPS)
-        self._kept: list[types.Tool | _LeftOut] = []
+        self._left_out: list[str] = []
 
     def add_page(self, tools: Sequence[types.Tool]) -> None:
-        """Keep the wanted tools of a page, as far as the steps allow."""
+        """Add the wanted tools of a page, as far as the steps allow."""
         for tool in tools:
             if self._count == MAX_TOOLS:
                 self.is_full = True
@@ -125,44 +119,31 @@ class ToolListing:
             if self._wanted is not None and not matching:
                 continue
             try:
-                self._steps.take(len(_encode(tool, tool.output_schema)))
-                self._kept.append(tool)
-            except SchemaTooCostly:
-                self._kept.append(_LeftOut(to_line(tool.name, 80), TOO_MUCH))
-            except (ValueError, RecursionError) as error:
-                self._kept.append(_LeftOut(to_line(tool.name, 80), describe_server_error(error)))
-
-    def make_tools(self) -> tuple[dict[str, ListedTool], list[str]]:
-        """Return the tools by their names for models, and a text for each tool that was left out or is missing."""
-        found: dict[str, ListedTool] = {}
-        notes = []
-        for tool in self._kept:
-            try:
-                made = self._make_tool(tool)
-                if made.spec.name in found:
-                    raise ValueError("another one has the same name")
-                found[made.spec.name] = made
+                self._add_tool(tool)
             except (ValueError, RecursionError, SchemaError) as error:
                 why = to_line(error.message) if isinstance(error, SchemaError) else describe_server_error(error)
-                notes.append(f"its tool '{to_line(tool.name, 80)}' is left out: {why}")
-        if self.is_full:
-            notes.append(f"its other tools are left out: {MAX_TOOLS} are enough")
-        notes += [
-            f"it has no tool '{pattern}', which mcp_servers.{self._server}.tools names"
-            for pattern in self._wanted or ()
-            if pattern in self._missing
-        ]
-        return found, notes
+                self._left_out.append(f"its tool '{to_line(tool.name, 80)}' is left out: {why}")
 
-    def _make_tool(self, tool: types.Tool | _LeftOut) -> ListedTool:
-        if isinstance(tool, _LeftOut):
-            raise ValueError(tool.why)
+    def list_notes(self) -> list[str]:
+        """Return a text for each tool that was left out or is missing."""
+        if self.is_full:
+            return [*self._left_out, f"its other tools are left out: {MAX_TOOLS} are enough"]
+        missing = [pattern for pattern in self._wanted or () if pattern in self._missing]
+        return self._left_out + [
+            f"it has no tool '{each}', which mcp_servers.{self._server}.tools names" for each in missing
+        ]
+
+    def _add_tool(self, tool: types.Tool) -> None:
         try:
-            return _make_listed_tool(self._server, tool, self._steps)
+            self._steps.take(len(_encode(tool, tool.output_schema)))
+            made = _make_listed_tool(self._server, tool, self._steps)
         except SchemaTooCostly:
             if self._steps.left > 0:
                 raise
             raise SchemaTooCostly(TOO_MUCH) from None
+        if made.spec.name in self.tools:
+            raise ValueError("another one has the same name")
+        self.tools[made.spec.name] = made
 
 
 def _make_listed_tool(server: str, tool: types.Tool, steps: Steps) -> ListedTool:
